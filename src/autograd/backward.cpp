@@ -1,0 +1,277 @@
+// The walk: nodes in descending sequence order from a heap, so a node runs after all its consumers; no recursion anywhere.
+
+#include <algorithm>
+#include <queue>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "autograd/node.h"
+#include "core/format.h"
+#include "kernels/kernels.h"
+
+namespace lamina::autograd {
+
+namespace {
+
+bool sole_owner(const Tensor& tensor) { return tensor.impl().use_count() == 1 && tensor.impl()->storage.use_count() == 1; }
+
+/// sum + more, in place when nobody else holds `sum`'s buffer.
+Tensor accumulated(Tensor sum, const Tensor& more) {
+  if (!sole_owner(sum)) sum = sum.clone();
+  with_float("backward", sum.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    kernels::elementwise<T>(sum.device()).accumulate(sum.numel(), more.data<T>(), sum.mutable_data<T>());
+  });
+  return sum;
+}
+
+void check_gradient(const char* op, const std::string& what, const Shape& shape, DType dtype, Device device, const Tensor& grad) {
+  if (grad.shape() != shape || grad.dtype() != dtype || !(grad.device() == device))
+    fail(op, "{}: expected {} {} on {}, got {} {} on {}", what, dtype, shape, device, grad.dtype(), grad.shape(), grad.device());
+}
+
+Tensor hooked(const std::vector<lamina::detail::Hook>& hooks, Tensor grad) {
+  for (const auto& hook : hooks) {
+    Tensor replaced = hook(grad);
+    if (!replaced.defined()) continue;
+    check_gradient("hook", "returned gradient", grad.shape(), grad.dtype(), grad.device(), replaced);
+    grad = replaced.detach();
+  }
+  return grad;
+}
+
+}  // namespace
+
+namespace detail {
+
+struct Frame {
+  Node& node;
+  Walker& walker;
+  std::vector<Tensor> dy;
+  std::vector<bool> given;
+};
+
+class Walker {
+ public:
+  explicit Walker(bool retain_graph) : retain_graph_(retain_graph) {}
+  ~Walker() {
+    for (; !queue_.empty(); queue_.pop()) queue_.top()->pending.clear();   // only after an exception
+  }
+
+  /// Restricts the walk to nodes between `root` and the targets, whose gradients end in captured() instead of in leaves.
+  void capture(const std::shared_ptr<Node>& root, std::span<const Tensor> targets);
+
+  void arrive(const Edge& edge, Tensor grad) {
+    if (edge.node) {
+      Node& node = *edge.node;
+      if (node.released) fail_released(node);
+      if (node.pending.empty()) {
+        node.pending.resize(node.outputs.size());
+        queue_.push(edge.node);
+      }
+      Tensor& slot = node.pending[static_cast<size_t>(edge.output)];
+      slot = slot.defined() ? accumulated(std::move(slot), grad) : std::move(grad);
+    } else if (edge.leaf) {
+      const auto [entry, fresh] = leaf_index_.try_emplace(edge.leaf.get(), leaves_.size());
+      if (fresh) leaves_.push_back({edge.leaf, std::move(grad)});
+      else leaves_[entry->second].grad = accumulated(std::move(leaves_[entry->second].grad), grad);
+    }
+  }
+
+  void run() {
+    const NoGrad no_grad;
+    while (!queue_.empty()) {
+      const std::shared_ptr<Node> node = queue_.top();
+      queue_.pop();
+      visit(*node);
+    }
+    for (Leaf& leaf : leaves_) leaf.grad = hooked(leaf.impl->hooks, std::move(leaf.grad));
+  }
+
+  /// Only when the whole walk has succeeded are gradients added to leaves, so a failed backward leaves them as they were.
+  void store_leaf_gradients() {
+    for (auto& [impl, grad] : leaves_) {
+      if (impl->grad.defined()) impl->grad = accumulated(std::move(impl->grad), grad);
+      else impl->grad = sole_owner(grad) ? std::move(grad) : grad.clone();
+    }
+  }
+
+  Tensor captured(const Tensor& target) const {
+    const auto& impl = *target.impl();
+    if (impl.node) {
+      const auto found = captured_.find({impl.node.get(), impl.output});
+      return found == captured_.end() ? Tensor() : found->second;
+    }
+    const auto found = leaf_index_.find(target.impl().get());
+    return found == leaf_index_.end() ? Tensor() : leaves_[found->second].grad;
+  }
+
+  bool wants(const Edge& edge) const {
+    if (!edge.needed()) return false;
+    if (!pruned_) return true;
+    return edge.node ? useful_.contains(edge.node.get()) : useful_leaves_.contains(edge.leaf.get());
+  }
+
+  [[noreturn]] static void fail_released(const Node& node) {
+    fail("backward", "the graph was already freed at {}: it ran backward once; pass retain_graph = true the first time to run it again", node.op);
+  }
+
+ private:
+  struct Leaf {
+    std::shared_ptr<lamina::detail::TensorImpl> impl;
+    Tensor grad;
+  };
+  struct BySequence {
+    bool operator()(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) const { return a->sequence < b->sequence; }
+  };
+  struct OutputKey {
+    const Node* node;
+    int output;
+    bool operator==(const OutputKey&) const = default;
+  };
+  struct HashKey {
+    size_t operator()(const OutputKey& key) const { return std::hash<const Node*>{}(key.node) * 31 + static_cast<size_t>(key.output); }
+  };
+
+  void visit(Node& node) {
+    if (node.released) fail_released(node);
+    Frame frame{node, *this, std::move(node.pending), std::vector<bool>(node.edges.size())};
+    node.pending.clear();
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      if (!frame.dy[i].defined()) continue;
+      frame.dy[i] = hooked(node.outputs[i].hooks, std::move(frame.dy[i]));
+      if (const auto retained = node.outputs[i].retain.lock(); retained && !pruned_)
+        retained->grad = retained->grad.defined() ? accumulated(retained->grad, frame.dy[i]) : frame.dy[i];
+      if (const auto found = captured_.find({&node, static_cast<int>(i)}); found != captured_.end()) found->second = frame.dy[i];
+    }
+    if (pruned_ && std::ranges::none_of(node.edges, [&](const Edge& edge) { return wants(edge); })) return;
+    Backward view(frame);
+    node.backward(view);
+    if (!retain_graph_) node.release();
+  }
+
+  bool retain_graph_;
+  std::priority_queue<std::shared_ptr<Node>, std::vector<std::shared_ptr<Node>>, BySequence> queue_;
+  std::vector<Leaf> leaves_;
+  std::unordered_map<const lamina::detail::TensorImpl*, size_t> leaf_index_;
+
+  bool pruned_ = false;
+  std::unordered_set<const Node*> useful_;
+  std::unordered_set<const lamina::detail::TensorImpl*> useful_leaves_;
+  std::unordered_map<OutputKey, Tensor, HashKey> captured_;
+};
+
+void Walker::capture(const std::shared_ptr<Node>& root, std::span<const Tensor> targets) {
+  pruned_ = true;
+  std::unordered_set<const Node*> target_nodes;
+  for (const Tensor& target : targets) {
+    if (target.impl()->node) {
+      target_nodes.insert(target.impl()->node.get());
+      captured_[{target.impl()->node.get(), target.impl()->output}];
+    } else {
+      useful_leaves_.insert(target.impl().get());
+    }
+  }
+  std::vector<Node*> nodes{root.get()};
+  std::unordered_set<const Node*> seen{root.get()};
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (nodes[i]->released) fail_released(*nodes[i]);
+    for (const Edge& edge : nodes[i]->edges)
+      if (edge.node && seen.insert(edge.node.get()).second) nodes.push_back(edge.node.get());
+  }
+  // In ascending order every node's inputs have been judged before it.
+  std::ranges::sort(nodes, {}, &Node::sequence);
+  for (const Node* node : nodes) {
+    const bool leads = std::ranges::any_of(node->edges, [&](const Edge& edge) { return wants(edge); });
+    if (leads || target_nodes.contains(node)) useful_.insert(node);
+  }
+}
+
+}  // namespace detail
+
+const Tensor& Backward::dy(int output) {
+  Tensor& dy = frame_.dy.at(static_cast<size_t>(output));
+  const OutputInfo& info = frame_.node.outputs[static_cast<size_t>(output)];
+  if (!dy.defined()) dy = Tensor::zeros(info.shape, info.dtype, info.device);
+  return dy;
+}
+
+const Tensor& Backward::saved(int index) const {
+  const Saved& saved = frame_.node.saved;
+  const Tensor& value = saved.values.at(static_cast<size_t>(index));
+  if (value.defined() && value.impl()->storage->version.load(std::memory_order_relaxed) != saved.versions[static_cast<size_t>(index)])
+    fail("backward",
+         "{}: a tensor {} that the forward pass saved was changed since (by an optimiser step or an in-place write between forward and backward)",
+         frame_.node.op, value.shape());
+  return value;
+}
+
+bool Backward::needs(int input) const { return frame_.walker.wants(frame_.node.edges.at(static_cast<size_t>(input))); }
+
+void Backward::give(int input, Tensor dx) {
+  const Edge& edge = frame_.node.edges.at(static_cast<size_t>(input));
+  if (!frame_.walker.wants(edge)) return;
+  if (!dx.defined()) fail(frame_.node.op, "backward gave an undefined gradient for input {}", input);
+  const std::string what = "backward: gradient of input " + std::to_string(input);
+  if (frame_.given[static_cast<size_t>(input)]) fail(frame_.node.op, "{} was given twice", what);
+  frame_.given[static_cast<size_t>(input)] = true;
+  if (edge.node) {
+    const OutputInfo& info = edge.node->outputs[static_cast<size_t>(edge.output)];
+    check_gradient(frame_.node.op, what, info.shape, info.dtype, info.device, dx);
+  } else {
+    check_gradient(frame_.node.op, what, edge.leaf->shape, edge.leaf->dtype, edge.leaf->storage->device, dx);
+  }
+  // A backward function may hand out dy itself, or one tensor to two inputs: take a handle of our own, without history.
+  frame_.walker.arrive(edge, std::move(dx));
+}
+
+namespace {
+
+Tensor start_gradient(const Tensor& output, const Tensor& dy) {
+  if (!output.requires_grad())
+    fail("backward", "the tensor {} does not depend on anything that requires a gradient (gradients themselves have no graph: there are no second derivatives)",
+         output.shape());
+  if (dy.defined()) {
+    check_gradient("backward", "cotangent", output.shape(), output.dtype(), output.device(), dy);
+    return dy.detach();
+  }
+  if (output.numel() != 1) fail("backward", "expected a scalar, got {}; pass the gradient with respect to it", output.shape());
+  return Tensor::ones(output.shape(), output.dtype(), output.device());
+}
+
+Edge edge_of(const Tensor& output) {
+  const auto& impl = output.impl();
+  return impl->node ? Edge{impl->node, impl->output, nullptr} : Edge{nullptr, 0, impl};
+}
+
+}  // namespace
+
+std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> inputs, const Tensor& dy, GradOptions options) {
+  if (options.create_graph) fail("grad", "second derivatives are not supported: create_graph must be false");
+  for (const Tensor& input : inputs)
+    if (!input.requires_grad()) fail("grad", "an input {} does not require a gradient", input.shape());
+  detail::Walker walker(options.retain_graph);
+  Tensor start = start_gradient(output, dy);
+  const Edge edge = edge_of(output);
+  if (edge.node) walker.capture(edge.node, inputs);
+  walker.arrive(edge, std::move(start));
+  walker.run();
+  std::vector<Tensor> result;
+  for (const Tensor& input : inputs) result.push_back(walker.captured(input));
+  return result;
+}
+
+}  // namespace lamina::autograd
+
+namespace lamina {
+
+void Tensor::backward(const Tensor& dy, bool retain_graph) const {
+  if (!defined()) fail("backward", "called on an undefined tensor");
+  autograd::detail::Walker walker(retain_graph);
+  Tensor start = autograd::start_gradient(*this, dy);
+  walker.arrive(autograd::edge_of(*this), std::move(start));
+  walker.run();
+  walker.store_leaf_gradients();
+}
+
+}  // namespace lamina

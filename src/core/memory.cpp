@@ -1,0 +1,172 @@
+#include <lamina/core/memory.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1   // clang's way to say it
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
+#endif
+
+#include "core/format.h"
+#include "core/memory_pool.h"
+#include "kernels/kernels.h"
+
+namespace lamina {
+
+namespace {
+
+constexpr int64_t alignment = 64;
+constexpr int64_t huge_page = int64_t{2} << 20;
+constexpr int64_t largest = int64_t{1} << 47;   // more than any machine has; keeps the class arithmetic from overflowing
+
+// Size classes: four steps per power of two (64, 80 -> 128, ...), so that at most a quarter of a buffer is waste.
+struct SizeClass {
+  int64_t bytes;
+  size_t index;
+};
+
+SizeClass size_class(int64_t bytes) {
+  const int64_t units = std::max<int64_t>((bytes + alignment - 1) / alignment, 1);
+  if (units <= 4) return {units * alignment, static_cast<size_t>(units - 1)};
+  const int log2 = std::bit_width(static_cast<uint64_t>(units - 1)) - 1;   // units in (2^log2, 2^(log2+1)]
+  const int64_t step = int64_t{1} << (log2 - 2);
+  const int64_t quarter = (units - (int64_t{1} << log2) + step - 1) / step;   // 1..4
+  return {((int64_t{1} << log2) + quarter * step) * alignment, static_cast<size_t>(4 + (log2 - 2) * 4 + quarter - 1)};
+}
+
+void* system_allocate(int64_t bytes) {
+  const int64_t align = bytes >= 2 * huge_page ? huge_page : alignment;
+  void* pointer = std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>((bytes + align - 1) / align * align));
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  // Weights and moments are walked from end to end each step: huge pages save the address translation.
+  if (pointer && align == huge_page) madvise(pointer, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+#endif
+  return pointer;
+}
+
+std::string human(int64_t bytes) {
+  if (bytes < 1 << 20) return fmt::format("{} bytes", bytes);
+  if (bytes < 1 << 30) return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20));
+  return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
+class CpuPool {
+ public:
+  void* allocate(int64_t bytes) {
+    if (bytes > largest) fail_out_of_memory(bytes);
+    const SizeClass size = size_class(bytes);
+    const std::lock_guard lock(mutex_);
+    if (limit_ > 0 && stats_.current_bytes + size.bytes > limit_) fail_out_of_memory(size.bytes);
+    void* pointer = nullptr;
+    if (auto& list = free_[size.index]; !list.empty()) {
+      pointer = list.back();
+      list.pop_back();
+      stats_.cached_bytes -= size.bytes;
+    } else {
+      pointer = system_allocate(size.bytes);
+      if (!pointer) {
+        release_cached();
+        pointer = system_allocate(size.bytes);
+      }
+      if (!pointer) fail_out_of_memory(size.bytes);
+      ++stats_.system_allocations;
+    }
+    stats_.current_bytes += size.bytes;
+    stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.current_bytes);
+    ASAN_UNPOISON_MEMORY_REGION(pointer, static_cast<size_t>(size.bytes));
+#if defined(__SANITIZE_ADDRESS__)
+    std::memset(pointer, 0xFF, static_cast<size_t>(size.bytes));   // NaN as f32 and f64: reading what was never written shows
+#endif
+    ASAN_POISON_MEMORY_REGION(static_cast<char*>(pointer) + bytes, static_cast<size_t>(size.bytes - bytes));
+    return pointer;
+  }
+
+  void release(void* pointer, int64_t bytes) {
+    const SizeClass size = size_class(bytes);
+    const std::lock_guard lock(mutex_);
+    free_[size.index].push_back(pointer);
+    stats_.current_bytes -= size.bytes;
+    stats_.cached_bytes += size.bytes;
+    ASAN_POISON_MEMORY_REGION(pointer, static_cast<size_t>(size.bytes));
+  }
+
+  void release_all_cached() {
+    const std::lock_guard lock(mutex_);
+    release_cached();
+  }
+
+  MemoryStats stats() {
+    const std::lock_guard lock(mutex_);
+    return stats_;
+  }
+  void reset_peak() {
+    const std::lock_guard lock(mutex_);
+    stats_.peak_bytes = stats_.current_bytes;
+  }
+  void set_limit(int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    limit_ = bytes;
+  }
+
+ private:
+  void release_cached() {
+    for (auto& list : free_) {
+      for (void* pointer : list) std::free(pointer);
+      list.clear();
+    }
+    stats_.cached_bytes = 0;
+  }
+
+  [[noreturn]] void fail_out_of_memory(int64_t wanted) const {
+    fail("memory", "out of memory on cpu: wanted {}, {} held by live tensors, {} cached{}", human(wanted), human(stats_.current_bytes),
+         human(stats_.cached_bytes), limit_ > 0 ? ", limit " + human(limit_) : "");
+  }
+
+  std::mutex mutex_;
+  std::array<std::vector<void*>, 192> free_;
+  MemoryStats stats_;
+  int64_t limit_ = 0;
+};
+
+// Never destroyed: tensors in static variables may outlive any static pool.
+CpuPool& cpu_pool() {
+  static CpuPool* pool = new CpuPool;
+  return *pool;
+}
+
+}  // namespace
+
+MemoryStats memory_stats(Device device) { return kernels::require_cpu(device), cpu_pool().stats(); }
+void reset_peak_memory(Device device) { kernels::require_cpu(device), cpu_pool().reset_peak(); }
+void release_cached_memory(Device device) { kernels::require_cpu(device), cpu_pool().release_all_cached(); }
+void set_memory_limit(int64_t bytes, Device device) { kernels::require_cpu(device), cpu_pool().set_limit(bytes); }
+
+namespace detail {
+
+void* allocate(int64_t bytes, Device device) {
+  kernels::require_cpu(device);
+  return bytes == 0 ? nullptr : cpu_pool().allocate(bytes);
+}
+
+void release(void* pointer, int64_t bytes, Device) {
+  if (pointer) cpu_pool().release(pointer, bytes);
+}
+
+}  // namespace detail
+}  // namespace lamina
