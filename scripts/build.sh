@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Configures and builds one preset; quiet on success.
+#   scripts/build.sh [release|ci|debug] [--target NAME]...
+# release lies in build/release (programs in build/release/bin). ci is the same folder with warnings as errors, and stays so for later builds there.
+# debug has ASan and UBSan. The log is build/<folder>/build.log.
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+preset=release targets=()
+while (($#)); do
+  case $1 in
+    --target) targets+=(--target "${2:?--target needs a name}"); shift ;;
+    -h | --help) usage "$0"; exit 0 ;;
+    -*) status=2 die "unknown option '$1' (see --help)" ;;
+    *) preset=$1 ;;
+  esac
+  shift
+done
+folder=build/$preset
+[[ $preset == ci ]] && folder=build/release
+for tool in cmake ninja c++; do
+  command -v $tool >/dev/null || die "$tool is missing; run scripts/install_deps.sh"
+done
+
+mkdir -p "$folder"
+log=$folder/build.log
+launcher=()
+command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+
+failed() {
+  # Compilers' messages first: the tail of a parallel build is often another file's.
+  grep -nE '(error|Error|FAILED|undefined reference)[: ]' "$log" | head -n 20 >&2 || true
+  say "--- last lines of $log" >&2
+  tail -n 25 "$log" >&2
+  die "$1 of preset $preset failed; the whole log is $root/$log"
+}
+# On a terminal, ninja's "[12/80] ..." lines become one counter; the log gets everything.
+run_build() {
+  if [[ -t 1 ]]; then
+    "$@" 2>&1 | tee -a "$log" | awk -v p="$preset" 'match($0, /^\[[0-9]+\/[0-9]+\]/) {printf "\rbuilding %s %s ", p, substr($0, 1, RLENGTH); fflush()} END {printf "\r\033[K"}'
+  else
+    "$@" >>"$log" 2>&1
+  fi
+}
+
+start=$SECONDS
+cmake --preset "$preset" "${launcher[@]}" >"$log" 2>&1 || failed configuration
+grep -A3 -E 'CMake Warning' "$log" >&2 || true
+run_build cmake --build "$folder" --parallel "$(build_jobs)" "${targets[@]}" || failed "build"
+if grep -q 'ninja: no work to do' "$log"; then
+  say "$folder is up to date"
+else
+  say "built $folder in $((SECONDS - start)) s"
+fi

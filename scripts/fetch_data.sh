@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Puts a data set under data/ and checks it against its SHA-256 sums (of the decompressed files, so that any compression will do).
+#   scripts/fetch_data.sh [mnist|fashion]      (default: fashion)
+# mnist is part of the repository, so it is only checked. fashion comes from the Debian package dataset-fashion-mnist, or, where that is not to be had,
+# from the authors' repository (FASHION_MNIST_URL: another address). Nothing is fetched when the files are there and right.
+# Exit code 2: unknown name; 1: files missing or damaged.
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+name=${1:-fashion}
+case $name in
+  mnist) sums="
+ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db train-images-idx3-ubyte
+65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5 train-labels-idx1-ubyte
+0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7 t10k-images-idx3-ubyte
+ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2 t10k-labels-idx1-ubyte" ;;
+  fashion) sums="
+c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888 train-images-idx3-ubyte
+bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9 train-labels-idx1-ubyte
+5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b t10k-images-idx3-ubyte
+0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34 t10k-labels-idx1-ubyte" ;;
+  -h | --help) usage "$0"; exit 0 ;;
+  *) status=2 die "expected mnist or fashion, got '$name'" ;;
+esac
+folder=data/$name
+
+# check FOLDER: prints the names of the files that are not there or not right.
+check() {
+  local sum file
+  while read -r sum file; do
+    [[ -z $sum ]] && continue
+    [[ $(gzip -dc "$1/$file.gz" 2>/dev/null | sha256sum) == "$sum "* ]] || say "$file.gz"
+  done <<<"$sums"
+}
+done_if_right() {
+  [[ -z $(check "$folder") ]] || return 0
+  say "$folder: 4 files, SHA-256 right"
+  exit 0
+}
+
+done_if_right
+if [[ $name == mnist ]]; then
+  die "damaged or missing in $folder: $(check "$folder" | xargs); get them back with: git checkout -- $folder"
+fi
+
+package_folder=/usr/share/datasets/fashion-mnist
+if [[ ! -d $package_folder ]]; then
+  scripts/install_deps.sh --group fashion || say "no Debian package; trying the authors' repository"
+fi
+mkdir -p "$folder"
+if [[ -d $package_folder ]]; then
+  cp "$package_folder"/*-ubyte.gz "$folder"/
+  done_if_right
+fi
+url=${FASHION_MNIST_URL:-https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion}
+command -v curl >/dev/null || die "neither the package dataset-fashion-mnist nor curl is here; install one of them"
+for file in $(check "$folder"); do
+  say "fetching $url/$file"
+  curl --fail --silent --show-error --location --retry 3 --output "$folder/$file.partial" "$url/$file" || die "could not fetch $url/$file"
+  mv "$folder/$file.partial" "$folder/$file"
+done
+done_if_right
+die "wrong SHA-256 after fetching: $(check "$folder" | xargs) in $folder"

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The paper's batch-size experiment (figure 6) on the MNIST files of this repository, from nothing to the figure: installs what is missing, builds,
+# trains, prints a table and draws.
+#   scripts/reproduce.sh [--paper] [options of mnist_batchsize]
+# The quick form takes at most 5 minutes on 2 cores: fewer epochs on fewer images, enough to see which curve lies where. --paper is the full form:
+# 60 epochs on 55,000 images (hours). Finished runs are skipped, interrupted ones continue where they stopped.
+# Results go to runs/mnist_batchsize/quick or .../paper (--out DIR: elsewhere); relative paths start at the root of the repository.
+# The options of the program: build/release/bin/mnist_batchsize --help.
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
+
+# What the two forms are, in one place. An option given on the command line replaces the one here.
+quick=(--epochs 3 --limit 12000 --seeds 1)
+paper=(--epochs 60 --seeds 1)
+
+form=quick
+defaults=("${quick[@]}")
+options=() out=
+while (($#)); do
+  case $1 in
+    --paper) form=paper; defaults=("${paper[@]}") ;;
+    --out) out=${2:?--out needs a folder}; shift ;;
+    --out=*) out=${1#--out=} ;;
+    -h | --help) usage "$0"; exit 0 ;;
+    *) options+=("$1") ;;
+  esac
+  shift
+done
+out=${out:-runs/mnist_batchsize/$form}
+for ((i = 0; i < ${#defaults[@]}; i += 2)); do
+  [[ " ${options[*]} " == *" ${defaults[i]}"[\ =]* ]] || options+=("${defaults[@]:i:2}")
+done
+
+scripts/install_deps.sh --group build --group plot
+scripts/build.sh release
+
+mkdir -p "$out" || status=2 die "cannot make the folder $out"
+table=$out/table.txt
+result=0
+build/release/bin/mnist_batchsize --out "$out" --resume "${options[@]}" | tee "$out/output.partial" || result=$?
+((result == 0)) || status=$result die "mnist_batchsize ended with code $result; what is finished is kept in $out, and the same command continues it"
+mv "$out/output.partial" "$table"
+scripts/plot.py "$out" >/dev/null
+
+say
+say "table    $table"
+say "metrics  $out/<norm>-n<batch size>-s<seed>/metrics.csv"
+say "figure   $out/figure.svg"
+say "         $out/figure.png"
