@@ -1,0 +1,29 @@
+#pragma once
+// Everything, for users.
+
+#include <lamina/autograd/gradcheck.h>
+#include <lamina/autograd/graph.h>
+#include <lamina/core/device.h>
+#include <lamina/core/dtype.h>
+#include <lamina/core/error.h>
+#include <lamina/core/memory.h>
+#include <lamina/core/parallel.h>
+#include <lamina/core/random.h>
+#include <lamina/core/shape.h>
+#include <lamina/core/tensor.h>
+#include <lamina/nn/init.h>
+#include <lamina/nn/layers.h>
+#include <lamina/nn/mlp.h>
+#include <lamina/nn/module.h>
+#include <lamina/nn/norm.h>
+#include <lamina/nn/sequential.h>
+#include <lamina/ops/dropout.h>
+#include <lamina/ops/elementwise.h>
+#include <lamina/ops/loss.h>
+#include <lamina/ops/matmul.h>
+#include <lamina/ops/norm.h>
+#include <lamina/ops/reduce.h>
+#include <lamina/ops/shape_ops.h>
+#include <lamina/ops/softmax.h>
+#include <lamina/optim/optimizer.h>
+#include <lamina/optim/schedule.h>

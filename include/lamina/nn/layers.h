@@ -1,0 +1,79 @@
+#pragma once
+// Linear, activations, dropout, embedding. Layouts, defaults and state-dict names follow PyTorch 2.
+
+#include <optional>
+
+#include <lamina/nn/module.h>
+#include <lamina/ops/elementwise.h>
+
+namespace lamina::nn {
+
+struct LinearOptions {
+  bool bias = true;
+  std::optional<Init> weight_init;   // default: init::pytorch_default
+  std::optional<Init> bias_init;     // default: U(-1/sqrt(in), 1/sqrt(in))
+};
+
+/// y = x W^T + b: [..., in] -> [..., out]. Parameters: weight [out, in], bias [out].
+class Linear : public Module {
+ public:
+  Linear(int64_t in, int64_t out, LinearOptions options = {});
+  Tensor operator()(const Tensor& x) const;
+  void members(Visitor& v) override;
+  std::string describe() const override;
+
+  Parameter weight, bias;
+};
+
+/// A table of vectors: ids i64 [...] -> [..., width]. Parameter: weight [count, width] ~ N(0, 1); row `padding` starts as zero and gets no gradient.
+class Embedding : public Module {
+ public:
+  Embedding(int64_t count, int64_t width, int64_t padding = -1);
+  Tensor operator()(const Tensor& ids) const;
+  void members(Visitor& v) override;
+  std::string describe() const override;
+
+  Parameter weight;
+
+ private:
+  int64_t padding_;
+};
+
+/// Inverted dropout in training, identity in evaluation. The stream is set by Module::init (from seed and path) and its position is saved in the state
+/// dict as buffer "rng" (i64 [2]: key, counter), so that a resumed run draws the same masks.
+class Dropout : public Module {
+ public:
+  explicit Dropout(double p = 0.5);
+  Tensor operator()(const Tensor& x);
+  void members(Visitor& v) override;
+  std::string describe() const override;
+
+  Buffer rng;
+
+ private:
+  double p_;
+};
+
+/// Activations and reshapes as modules without members.
+class Function : public Module {
+ public:
+  Function(std::string name, std::function<Tensor(const Tensor&)> f) : name_(std::move(name)), f_(std::move(f)) {}
+  Tensor operator()(const Tensor& x) const { return f_(x); }
+  void members(Visitor&) override {}
+  std::string describe() const override { return name_; }
+
+ private:
+  std::string name_;
+  std::function<Tensor(const Tensor&)> f_;
+};
+
+Function ReLU();
+Function LeakyReLU(double slope = 0.01);
+Function Tanh();
+Function Sigmoid();
+Function GELU(Gelu form = Gelu::exact);
+Function SiLU();
+Function Softplus();
+Function Flatten();   // [N, ...] -> [N, features]
+
+}  // namespace lamina::nn

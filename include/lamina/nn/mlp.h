@@ -1,0 +1,28 @@
+#pragma once
+// A multi-layer perceptron with a normaliser by name: {Linear -> [norm] -> activation} for each hidden layer, then Linear. The paper's
+// permutation-invariant MNIST net is MLP({.sizes = {784, 1000, 1000, 10}, .norm = "layer"}).
+
+#include <lamina/nn/layers.h>
+#include <lamina/nn/norm.h>
+#include <lamina/nn/sequential.h>
+
+namespace lamina::nn {
+
+struct MLPOptions {
+  std::vector<int64_t> sizes;            // input, hidden..., output; at least two
+  NormSpec norm = "none";
+  bool norm_output = false;              // normalise the last layer's outputs too
+  bool norm_after_activation = false;    // Linear -> activation -> norm instead
+  std::string activation = "relu";       // relu, tanh, sigmoid, gelu, silu, leaky_relu
+  std::string init = "pytorch";          // weights; see init::parse
+  std::string bias_init = "pytorch";     // "pytorch" or as init::parse ("zeros")
+  bool bias = true;                      // of the Linear layers
+  double dropout = 0.0;                  // after each hidden activation
+  double eps = 1e-5;
+  BatchNormLayerOptions batch_norm = {}; // eps above wins
+};
+
+/// Throws InputError for fewer than two sizes, a size < 1, or an unknown activation.
+Sequential MLP(const MLPOptions& options);
+
+}  // namespace lamina::nn
