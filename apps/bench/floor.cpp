@@ -1,0 +1,103 @@
+#include "bench/floor.h"
+
+#include <lamina/lamina.h>
+
+#include <time.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace bench {
+
+using namespace lamina;
+
+double wall_seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+double cpu_share(double cpu, double wall) { return cpu / (wall * num_threads()); }
+
+double Floor::measure_peak() const {
+  constexpr int64_t n = 1024;
+  Rng rng(1);
+  const Tensor a = randn({n, n}, rng), b = randn({n, n}, rng);
+  return 2.0 * n * n * n / time_burst([&] { matmul(a, b); }, repeat_).seconds;
+}
+
+double Floor::peak_flops() {
+  if (peak_ == 0) peak_ = measure_peak();
+  return peak_;
+}
+
+double Floor::drift() { return peak_flops() / measure_peak(); }
+
+double Floor::flop_seconds(const Work& work) { return work.flops == 0 ? 0 : work.flops / peak_flops(); }
+
+double Floor::move_seconds(const Work& work) {
+  double sum = 0;
+  for (const Sweep& sweep : work.sweeps) sum += sweep_seconds(sweep);
+  return sum;
+}
+
+namespace {
+
+// Each loop touches its arrays once, elements being combined so that the compiler can drop nothing; the arithmetic is far below the cost of the memory.
+void read_loop(const std::vector<const float*>& arrays, int64_t begin, int64_t end, float& sink) {
+  float partial[16] = {};
+  for (const float* x : arrays) {
+    int64_t i = begin;
+    for (; i + 16 <= end; i += 16)
+      for (int lane = 0; lane < 16; ++lane) partial[lane] += x[i + lane];
+  }
+  for (const float value : partial) sink += value;
+}
+
+void update_loop(float* x, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) x[i] = x[i] * 0.999f + 1e-6f;
+}
+
+void copy_loop(const float* x, float* y, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) y[i] = x[i] * 0.999f;
+}
+
+void combine_loop(const float* a, const float* b, float* y, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) y[i] = a[i] + b[i];
+}
+
+}  // namespace
+
+double Floor::sweep_seconds(const Sweep& sweep) {
+  for (const auto& [known, seconds] : known_)
+    if (known == sweep) return seconds;
+  const int64_t n = sweep.bytes / 4;
+  std::vector<Tensor> tensors;
+  std::vector<const float*> reads;
+  std::vector<float*> writes, updates;
+  const auto array = [&] { return tensors.emplace_back(Tensor::ones({n})).mutable_data<float>(); };
+  for (int i = 0; i < sweep.reads; ++i) reads.push_back(array());
+  for (int i = 0; i < sweep.writes; ++i) writes.push_back(array());
+  for (int i = 0; i < sweep.updates; ++i) updates.push_back(array());
+  std::vector<float> sinks(static_cast<size_t>(num_threads()) * 16);
+  const double seconds = time_burst(
+      [&] {
+        parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
+          // In cache-sized pieces, all arrays of a piece before the next, as a fused kernel would walk them.
+          for (int64_t at = begin; at < end; at += 4096) {
+            const int64_t stop = std::min(end, at + 4096);
+            for (float* x : updates) update_loop(x, at, stop);
+            if (writes.size() == 1 && reads.size() == 1) copy_loop(reads[0], writes[0], at, stop);
+            else if (writes.size() == 1 && reads.size() == 2) combine_loop(reads[0], reads[1], writes[0], at, stop);
+            else read_loop(reads, at, stop, sinks[static_cast<size_t>(begin * num_threads() / std::max<int64_t>(n, 1)) * 16]);
+          }
+        });
+      },
+      repeat_).seconds;
+  known_.emplace_back(sweep, seconds);
+  return seconds;
+}
+
+}  // namespace bench

@@ -1,0 +1,72 @@
+#pragma once
+// The floor of a workload: its necessary floating-point operations at the peak GEMM rate (1024^3 in the same run), plus the time of plain loops
+// that make its necessary reads and writes at the same footprint in the same run.
+
+#include <cstdint>
+#include <vector>
+
+namespace bench {
+
+/// One sweep over memory: `reads` and `writes` count arrays of `bytes` each that are only read or only written; `updates` those read, changed and written back.
+struct Sweep {
+  int64_t bytes = 0;
+  int reads = 0, writes = 0, updates = 0;
+  bool operator==(const Sweep&) const = default;
+};
+
+struct Work {
+  double flops = 0;
+  std::vector<Sweep> sweeps;
+};
+
+/// Seconds of the best of several bursts of `run`, per call (PyTorch's peer script measures in the same way).
+struct Timing {
+  double seconds = 0;
+  double cpu_share = 0;   // CPU time of this process / (wall time x threads) in the best burst
+};
+
+template <class F>
+Timing time_burst(F&& run, int repeat, double budget = 0.4);
+
+class Floor {
+ public:
+  explicit Floor(int repeat) : repeat_(repeat) {}
+  double flop_seconds(const Work& work);
+  double move_seconds(const Work& work);
+  /// Measures the GEMM rate anew and returns new / old time; far from 1 means that the machine was busy.
+  double drift();
+  double peak_flops();
+
+ private:
+  double sweep_seconds(const Sweep& sweep);
+  double measure_peak() const;
+
+  int repeat_;
+  double peak_ = 0;
+  std::vector<std::pair<Sweep, double>> known_;
+};
+
+double wall_seconds();
+double cpu_seconds();
+double cpu_share(double cpu, double wall);
+
+template <class F>
+Timing time_burst(F&& run, int repeat, double budget) {
+  run();
+  run();
+  double start = wall_seconds();
+  run();
+  const double once = wall_seconds() - start;
+  const int count = once >= budget ? 1 : static_cast<int>(budget / (once > 1e-7 ? once : 1e-7)) + 1;
+  Timing best{1e300, 0};
+  for (int r = 0; r < repeat; ++r) {
+    const double cpu = cpu_seconds();
+    start = wall_seconds();
+    for (int i = 0; i < count; ++i) run();
+    const double wall = wall_seconds() - start;
+    if (wall / count < best.seconds) best = {wall / count, cpu_share(cpu_seconds() - cpu, wall)};
+  }
+  return best;
+}
+
+}  // namespace bench

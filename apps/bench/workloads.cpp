@@ -1,0 +1,123 @@
+#include "bench/workloads.h"
+
+#include <fmt/format.h>
+#include <lamina/lamina.h>
+
+#include <memory>
+
+namespace bench {
+
+using namespace lamina;
+
+namespace {
+
+// The paper's MLP, one training step. Its floor: every product's operations (no gradient for the images), each weight read once forward and, but for the
+// first layer, once backward, and the update's parameters and moments read and written once. The weight gradient need not exist in memory.
+Workload mlp_step(const std::string& norm, int64_t batch, bool adam) {
+  const std::vector<int64_t> sizes{784, 1000, 1000, 10};
+  double products = 0;
+  int64_t parameters = 0, backward_weights = 0;
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) {
+    const int64_t weights = sizes[i] * sizes[i + 1];
+    products += static_cast<double>(weights) * (i == 0 ? 2 : 3);
+    parameters += weights + sizes[i + 1] * (norm == "none" || i + 2 == sizes.size() ? 1 : 3);
+    if (i > 0) backward_weights += weights;
+  }
+  const Work work{2.0 * static_cast<double>(batch) * products,
+                  {{4 * parameters, 0, 0, adam ? 3 : 1}, {4 * parameters, 1, 0, 0}, {4 * backward_weights, 1, 0, 0}}};
+  const auto make = [=]() -> std::function<void()> {
+    struct State {
+      nn::Sequential model;
+      std::unique_ptr<optim::Optimizer> optimizer;
+      Tensor images, labels;
+    };
+    auto state = std::make_shared<State>();
+    state->model = nn::MLP({.sizes = sizes, .norm = norm});
+    state->model.init(1);
+    if (adam) state->optimizer = std::make_unique<optim::Adam>(state->model.parameters(), optim::AdamOptions{.lr = 1e-3});
+    else state->optimizer = std::make_unique<optim::SGD>(state->model.parameters(), optim::SGDOptions{.lr = 0.1});
+    Rng rng(2);
+    state->images = rand({batch, 784}, rng);
+    state->labels = randint({batch}, 0, 10, rng);
+    return [state] {
+      state->optimizer->zero_grad();
+      cross_entropy(state->model(state->images), state->labels).backward();
+      state->optimizer->step();
+    };
+  };
+  return {fmt::format("step/mlp-{}-n{}-{}", norm, batch, adam ? "adam" : "sgd"), work, make};
+}
+
+// An op forward and backward with a given cotangent; the gradient tensors of input and parameters are dropped before each run.
+std::function<std::function<void()>()> op_run(const Shape& shape, const std::function<std::function<Tensor(const Tensor&)>()>& layer) {
+  return [=]() -> std::function<void()> {
+    Rng rng(3);
+    Tensor x = randn(shape, rng);
+    x.set_requires_grad();
+    const Tensor w = randn(shape, rng);
+    const auto f = layer();
+    return [=]() mutable {
+      x.zero_grad();
+      f(x).backward(w);
+    };
+  };
+}
+
+template <class Layer>
+std::function<std::function<Tensor(const Tensor&)>()> fresh(std::function<Layer()> build) {
+  return [build]() -> std::function<Tensor(const Tensor&)> {
+    auto layer = std::make_shared<Layer>(build());
+    return [layer](const Tensor& x) {
+      layer->zero_grad();
+      return (*layer)(x);
+    };
+  };
+}
+
+// Forward x -> y, backward x, dy -> dx.
+Workload layer_norm(int64_t rows, int64_t width) {
+  const int64_t bytes = 4 * rows * width;
+  return {fmt::format("op/layer_norm-{}x{}", rows, width), {0, {{bytes, 1, 1, 0}, {bytes, 2, 1, 0}}},
+          op_run({rows, width}, fresh<nn::LayerNorm>([width] { return nn::LayerNorm(width); }))};
+}
+
+// The statistics need a pass of their own: x, then x -> y; backward x and dy, then x, dy -> dx.
+Workload batch_norm(const std::string& name, const Shape& shape) {
+  const int64_t bytes = 4 * shape.numel();
+  const int64_t channels = shape[1];
+  return {"op/batch_norm-" + name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}, {bytes, 2, 0, 0}, {bytes, 2, 1, 0}}},
+          op_run(shape, fresh<nn::BatchNorm1d>([channels] { return nn::BatchNorm1d(channels); }))};
+}
+
+Workload adam_update(int64_t n) {
+  const auto make = [n]() -> std::function<void()> {
+    struct State {
+      nn::Parameter p;
+      std::unique_ptr<optim::Adam> adam;
+    };
+    auto state = std::make_shared<State>();
+    Rng rng(4);
+    state->p = nn::Parameter({n}, nn::init::normal(1.0));
+    state->p.draw(rng);
+    state->p.tensor().set_grad(randn({n}, rng));
+    state->adam = std::make_unique<optim::Adam>(std::vector<nn::Parameter*>{&state->p}, optim::AdamOptions{.lr = 1e-3});
+    return [state] { state->adam->step(); };
+  };
+  return {"op/adam-10m", {0, {{4 * n, 1, 0, 3}}}, make};
+}
+
+}  // namespace
+
+std::vector<Workload> workloads() {
+  std::vector<Workload> all;
+  for (const std::string norm : {"none", "layer", "batch"})
+    for (const int64_t batch : {4, 128})
+      for (const bool adam : {true, false}) all.push_back(mlp_step(norm, batch, adam));
+  for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{128, 1000}, {4096, 768}, {65536, 256}}) all.push_back(layer_norm(rows, width));
+  all.push_back(batch_norm("128x1000", {128, 1000}));
+  all.push_back(batch_norm("32x64x28x28", {32, 64, 28 * 28}));
+  all.push_back(adam_update(10'000'000));
+  return all;
+}
+
+}  // namespace bench

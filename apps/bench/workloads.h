@@ -1,0 +1,20 @@
+#pragma once
+// The named workloads: the same names and the same work as scripts/peer_pytorch.py.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bench/floor.h"
+
+namespace bench {
+
+struct Workload {
+  std::string name;
+  Work work;
+  std::function<std::function<void()>()> make;   // builds the state and returns one step
+};
+
+std::vector<Workload> workloads();
+
+}  // namespace bench
