@@ -28,10 +28,13 @@ launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 failed() {
-  # Compilers' messages first: the tail of a parallel build is often another file's.
-  grep -nE '(error|Error|FAILED|undefined reference)[: ]' "$log" | head -n 20 >&2 || true
-  say "--- last lines of $log" >&2
-  tail -n 25 "$log" >&2
+  say "--- $log" >&2
+  # Ninja's first failure (without its long command line), or the end of the log.
+  if grep -q '^FAILED:' "$log"; then
+    awk '/^FAILED:/ {show = NR} show && /^\[[0-9]+\/[0-9]+\]/ {exit} show && NR != show + 1' "$log" | head -n 40 | cut -c1-400 >&2
+  else
+    grep -A12 'CMake Error' "$log" >&2 || tail -n 25 "$log" >&2
+  fi
   die "$1 of preset $preset failed; the whole log is $root/$log"
 }
 # On a terminal, ninja's "[12/80] ..." lines become one counter; the log gets everything.
