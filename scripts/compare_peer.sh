@@ -40,7 +40,7 @@ print("OpenBLAS, OpenMP" if any("openblas-openmp" in l for l in blas) else "WRON
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 say "ours: bench on $threads threads (the peer follows)"
 # The library's own path to OpenBLAS must not be overruled by the peer's.
-env -u LD_LIBRARY_PATH build/release/bin/bench --json ${filter:+--filter "$filter"} >"$work/ours" || die "bench failed"
+env -u LD_LIBRARY_PATH build/release/bin/bench --json --threads "$threads" ${filter:+--filter "$filter"} >"$work/ours" || die "bench failed"
 "$python" scripts/peer_pytorch.py --threads "$threads" --filter "$filter" >"$work/peer" || die "scripts/peer_pytorch.py failed"
 
 python3 - "$work/ours" "$work/peer" "$blas" <<'PYTHON'
