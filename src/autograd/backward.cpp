@@ -11,19 +11,10 @@
 
 namespace lamina::autograd {
 
+using lamina::detail::accumulated;
+using lamina::detail::Gradient;
+
 namespace {
-
-bool sole_owner(const Tensor& tensor) { return tensor.impl().use_count() == 1 && tensor.impl()->storage.use_count() == 1; }
-
-/// sum + more, in place when nobody else holds `sum`'s buffer.
-Tensor accumulated(Tensor sum, const Tensor& more) {
-  if (!sole_owner(sum)) sum = sum.clone();
-  with_float("backward", sum.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    kernels::elementwise<T>(sum.device()).accumulate(sum.numel(), more.data<T>(), sum.mutable_data<T>());
-  });
-  return sum;
-}
 
 void check_gradient(const char* op, const std::string& what, const Shape& shape, DType dtype, Device device, const Tensor& grad) {
   if (grad.shape() != shape || grad.dtype() != dtype || !(grad.device() == device))
@@ -61,7 +52,7 @@ class Walker {
   /// Restricts the walk to nodes between `root` and the targets, whose gradients end in captured() instead of in leaves.
   void capture(const std::shared_ptr<Node>& root, std::span<const Tensor> targets);
 
-  void arrive(const Edge& edge, Tensor grad) {
+  void arrive(const Edge& edge, Gradient grad) {
     if (edge.node) {
       Node& node = *edge.node;
       if (node.released) fail_released(node);
@@ -69,12 +60,13 @@ class Walker {
         node.pending.resize(node.outputs.size());
         queue_.push(edge.node);
       }
+      lamina::detail::materialise(grad, node.outputs[static_cast<size_t>(edge.output)].shape);
       Tensor& slot = node.pending[static_cast<size_t>(edge.output)];
-      slot = slot.defined() ? accumulated(std::move(slot), grad) : std::move(grad);
+      slot = slot.defined() ? accumulated(std::move(slot), grad.dense) : std::move(grad.dense);
     } else if (edge.leaf) {
       const auto [entry, fresh] = leaf_index_.try_emplace(edge.leaf.get(), leaves_.size());
       if (fresh) leaves_.push_back({edge.leaf, std::move(grad)});
-      else leaves_[entry->second].grad = accumulated(std::move(leaves_[entry->second].grad), grad);
+      else lamina::detail::accumulate(leaves_[entry->second].grad, std::move(grad), edge.leaf->shape);
     }
   }
 
@@ -85,25 +77,28 @@ class Walker {
       queue_.pop();
       visit(*node);
     }
-    for (Leaf& leaf : leaves_) leaf.grad = hooked(leaf.impl->hooks, std::move(leaf.grad));
+    for (Leaf& leaf : leaves_) {
+      if (leaf.impl->hooks.empty()) continue;
+      lamina::detail::materialise(leaf.grad, leaf.impl->shape);
+      leaf.grad.dense = hooked(leaf.impl->hooks, std::move(leaf.grad.dense));
+    }
   }
 
   /// Only when the whole walk has succeeded are gradients added to leaves, so a failed backward leaves them as they were.
   void store_leaf_gradients() {
-    for (auto& [impl, grad] : leaves_) {
-      if (impl->grad.defined()) impl->grad = accumulated(std::move(impl->grad), grad);
-      else impl->grad = sole_owner(grad) ? std::move(grad) : grad.clone();
-    }
+    for (auto& [impl, grad] : leaves_) lamina::detail::accumulate(impl->gradient, std::move(grad), impl->shape);
   }
 
-  Tensor captured(const Tensor& target) const {
+  Tensor captured(const Tensor& target) {
     const auto& impl = *target.impl();
     if (impl.node) {
       const auto found = captured_.find({impl.node.get(), impl.output});
       return found == captured_.end() ? Tensor() : found->second;
     }
     const auto found = leaf_index_.find(target.impl().get());
-    return found == leaf_index_.end() ? Tensor() : leaves_[found->second].grad;
+    if (found == leaf_index_.end()) return Tensor();
+    lamina::detail::materialise(leaves_[found->second].grad, impl.shape);
+    return leaves_[found->second].grad.dense;
   }
 
   bool wants(const Edge& edge) const {
@@ -119,7 +114,7 @@ class Walker {
  private:
   struct Leaf {
     std::shared_ptr<lamina::detail::TensorImpl> impl;
-    Tensor grad;
+    Gradient grad;
   };
   struct BySequence {
     bool operator()(const std::shared_ptr<Node>& a, const std::shared_ptr<Node>& b) const { return a->sequence < b->sequence; }
@@ -141,7 +136,7 @@ class Walker {
       if (!frame.dy[i].defined()) continue;
       frame.dy[i] = hooked(node.outputs[i].hooks, std::move(frame.dy[i]));
       if (const auto retained = node.outputs[i].retain.lock(); retained && !pruned_)
-        retained->grad = retained->grad.defined() ? accumulated(retained->grad, frame.dy[i]) : frame.dy[i];
+        lamina::detail::accumulate(retained->gradient, {frame.dy[i], {}, 1}, retained->shape);
       if (const auto found = captured_.find({&node, static_cast<int>(i)}); found != captured_.end()) found->second = frame.dy[i];
     }
     if (pruned_ && std::ranges::none_of(node.edges, [&](const Edge& edge) { return wants(edge); })) return;
@@ -208,21 +203,43 @@ const Tensor& Backward::saved(int index) const {
 
 bool Backward::needs(int input) const { return frame_.walker.wants(frame_.node.edges.at(static_cast<size_t>(input))); }
 
+namespace {
+
+/// Checks a gradient's shape, dtype and device against the input's; false when the input needs none.
+bool accepts(detail::Frame& frame, int input, const Shape& shape, DType dtype, Device device) {
+  const Edge& edge = frame.node.edges.at(static_cast<size_t>(input));
+  if (!frame.walker.wants(edge)) return false;
+  const std::string_view op = frame.node.op;
+  if (frame.given[static_cast<size_t>(input)]) fail(op, "backward gave the gradient of input {} twice", input);
+  frame.given[static_cast<size_t>(input)] = true;
+  const Shape& wanted_shape = edge.node ? edge.node->outputs[static_cast<size_t>(edge.output)].shape : edge.leaf->shape;
+  const DType wanted_dtype = edge.node ? edge.node->outputs[static_cast<size_t>(edge.output)].dtype : edge.leaf->dtype;
+  const Device wanted_device = edge.node ? edge.node->outputs[static_cast<size_t>(edge.output)].device : edge.leaf->storage->device;
+  if (shape != wanted_shape || dtype != wanted_dtype || !(device == wanted_device))
+    fail(op, "backward: gradient of input {}: expected {} {} on {}, got {} {} on {}", input, wanted_dtype, wanted_shape, wanted_device, dtype, shape, device);
+  return true;
+}
+
+}  // namespace
+
 void Backward::give(int input, Tensor dx) {
-  const Edge& edge = frame_.node.edges.at(static_cast<size_t>(input));
-  if (!frame_.walker.wants(edge)) return;
+  if (!needs(input)) return;
   if (!dx.defined()) fail(frame_.node.op, "backward gave an undefined gradient for input {}", input);
-  const std::string what = "backward: gradient of input " + std::to_string(input);
-  if (frame_.given[static_cast<size_t>(input)]) fail(frame_.node.op, "{} was given twice", what);
-  frame_.given[static_cast<size_t>(input)] = true;
-  if (edge.node) {
-    const OutputInfo& info = edge.node->outputs[static_cast<size_t>(edge.output)];
-    check_gradient(frame_.node.op, what, info.shape, info.dtype, info.device, dx);
-  } else {
-    check_gradient(frame_.node.op, what, edge.leaf->shape, edge.leaf->dtype, edge.leaf->storage->device, dx);
-  }
-  // A backward function may hand out dy itself, or one tensor to two inputs: take a handle of our own, without history.
-  frame_.walker.arrive(edge, std::move(dx));
+  if (accepts(frame_, input, dx.shape(), dx.dtype(), dx.device()))
+    frame_.walker.arrive(frame_.node.edges[static_cast<size_t>(input)], {std::move(dx), {}, 1});
+}
+
+void Backward::give_product(int input, const Tensor& dy, const Tensor& x) {
+  if (!needs(input)) return;
+  if (dy.rank() != 2 || x.rank() != 2 || dy.size(0) != x.size(0) || dy.dtype() != x.dtype())
+    fail(frame_.node.op, "backward: a product needs dy [N, O] and x [N, C], got {} {} and {} {}", dy.dtype(), dy.shape(), x.dtype(), x.shape());
+  const Shape shape{dy.size(1), x.size(1)};
+  if (!accepts(frame_, input, shape, x.dtype(), x.device())) return;
+  const Edge& edge = frame_.node.edges[static_cast<size_t>(input)];
+  Gradient product{Tensor(), {{dy, x}}, 1};
+  if (edge.leaf && lamina::detail::worth_factoring(x.size(0), shape)) product.factors[0] = {dy.clone(), x.clone()};
+  else lamina::detail::materialise(product, shape);
+  frame_.walker.arrive(edge, std::move(product));
 }
 
 namespace {
@@ -254,7 +271,7 @@ std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> inputs, c
   Tensor start = start_gradient(output, dy);
   const Edge edge = edge_of(output);
   if (edge.node) walker.capture(edge.node, inputs);
-  walker.arrive(edge, std::move(start));
+  walker.arrive(edge, {std::move(start), {}, 1});
   walker.run();
   std::vector<Tensor> result;
   for (const Tensor& input : inputs) result.push_back(walker.captured(input));
@@ -269,7 +286,7 @@ void Tensor::backward(const Tensor& dy, bool retain_graph) const {
   if (!defined()) fail("backward", "called on an undefined tensor");
   autograd::detail::Walker walker(retain_graph);
   Tensor start = autograd::start_gradient(*this, dy);
-  walker.arrive(autograd::edge_of(*this), std::move(start));
+  walker.arrive(autograd::edge_of(*this), {std::move(start), {}, 1});
   walker.run();
   walker.store_leaf_gradients();
 }

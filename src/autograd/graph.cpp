@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "autograd/node.h"
 #include "core/format.h"
@@ -20,6 +21,7 @@ namespace autograd {
 
 namespace {
 
+thread_local const Observer::Fn* observer = nullptr;
 std::atomic<uint64_t> next_sequence{1};
 std::atomic<int64_t> node_count{0};
 std::atomic<int64_t> byte_count{0};
@@ -115,6 +117,7 @@ std::vector<Tensor> record_many(const char* op, std::span<const Tensor> inputs, 
     impl.output = static_cast<int>(i);
     impl.requires_grad = true;
   }
+  if (observer) (*observer)(op, inputs, outputs);
   return outputs;
 }
 
@@ -126,6 +129,9 @@ Tensor record(const char* op, std::span<const Tensor> inputs, Tensor y, Saved sa
 Tensor record(const char* op, std::initializer_list<Tensor> inputs, Tensor y, Saved saved, BackwardFn backward) {
   return record(op, std::span<const Tensor>(inputs.begin(), inputs.size()), std::move(y), std::move(saved), std::move(backward));
 }
+
+Observer::Observer(Fn fn) : fn_(std::move(fn)), previous_(std::exchange(observer, &fn_)) {}
+Observer::~Observer() { observer = previous_; }
 
 void refuse_gradient(const char* op, std::initializer_list<Tensor> inputs) {
   if (recording(inputs)) fail(op, "has no gradient; detach() its inputs or use it under NoGrad");
@@ -143,16 +149,20 @@ Tensor& Tensor::set_requires_grad(bool on) {
   return *this;
 }
 
-Tensor Tensor::grad() const { return impl_ ? impl_->grad : Tensor(); }
+Tensor Tensor::grad() const {
+  if (!impl_) return Tensor();
+  detail::materialise(impl_->gradient, impl_->shape);
+  return impl_->gradient.dense;
+}
 
 void Tensor::set_grad(const Tensor& grad) {
   if (grad.defined() && (grad.shape() != shape() || grad.dtype() != dtype() || !(grad.device() == device())))
     fail("set_grad", "expected {} {} on {}, got {} {} on {}", dtype(), shape(), device(), grad.dtype(), grad.shape(), grad.device());
-  impl_->grad = grad.defined() ? grad.detach() : grad;
+  impl_->gradient = {grad.defined() ? grad.detach() : grad, {}, 1};
 }
 
 void Tensor::zero_grad() {
-  if (impl_) impl_->grad = Tensor();
+  if (impl_) impl_->gradient = {};
 }
 
 void Tensor::retain_grad() {

@@ -8,6 +8,8 @@
 
 #include <lamina/core/tensor.h>
 
+#include "core/gradient.h"
+
 namespace lamina {
 
 namespace autograd {
@@ -42,7 +44,7 @@ struct TensorImpl {
   std::shared_ptr<autograd::Node> node;
   int output = 0;
 
-  Tensor grad;
+  Gradient gradient;     // of a leaf, or of a computed tensor with retain_grad()
   std::vector<Hook> hooks;   // of a leaf; a computed tensor's hooks live in its node
 
   char* bytes() const { return static_cast<char*>(storage->data) + offset; }

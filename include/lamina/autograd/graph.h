@@ -64,6 +64,9 @@ class Backward {
   bool needs(int input) const;
   /// The gradient for an input: its shape, dtype and device. Once per input; ignored for inputs that need none.
   void give(int input, Tensor dx);
+  /// The gradient dy^T x [O, C], from dy [N, O] and x [N, C] (a linear layer's weight). For a leaf and few rows it is kept as its factors until somebody
+  /// looks at it (grad(), hooks); the optimisers' fused updates never form it. Otherwise the same as give(input, product).
+  void give_product(int input, const Tensor& dy, const Tensor& x);
 
  private:
   friend class detail::Walker;
@@ -83,6 +86,21 @@ Tensor record(const char* op, std::initializer_list<Tensor> inputs, Tensor y, Sa
 Tensor record(const char* op, std::span<const Tensor> inputs, Tensor y, Saved saved, BackwardFn backward);
 /// Several outputs; Backward::dy(i) belongs to outputs[i].
 std::vector<Tensor> record_many(const char* op, std::span<const Tensor> inputs, std::vector<Tensor> outputs, Saved saved, BackwardFn backward);
+
+/// While it lives, `fn(op, inputs, outputs)` is called on this thread for every op that enters the graph, in the order of the forward pass:
+/// to look between the layers of a model that is not at hand as a list. The innermost one is called.
+class Observer {
+ public:
+  using Fn = std::function<void(const char* op, std::span<const Tensor> inputs, std::span<const Tensor> outputs)>;
+  explicit Observer(Fn fn);
+  ~Observer();
+  Observer(const Observer&) = delete;
+  Observer& operator=(const Observer&) = delete;
+
+ private:
+  Fn fn_;
+  const Fn* previous_;
+};
 
 /// For ops whose gradient does not exist: throws Error "[op] has no gradient" if recording(inputs).
 void refuse_gradient(const char* op, std::initializer_list<Tensor> inputs);

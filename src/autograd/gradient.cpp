@@ -1,0 +1,129 @@
+#include "core/gradient.h"
+
+#include <cfloat>
+#include <cmath>
+
+#include "core/tensor_impl.h"
+#include "kernels/kernels.h"
+
+namespace lamina::detail {
+
+namespace {
+
+/// Whether this handle is the only way to its buffer.
+bool sole_owner(const Tensor& tensor) { return tensor.impl().use_count() == 1 && tensor.impl()->storage.use_count() == 1; }
+
+double row_product(const Tensor& a, int64_t i, const Tensor& b, int64_t j) {
+  return with_float("gradient", a.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t n = a.size(1);
+    const T *x = a.data<T>() + i * n, *y = b.data<T>() + j * n;
+    double sum = 0;
+    for (int64_t k = 0; k < n; ++k) sum += static_cast<double>(x[k]) * static_cast<double>(y[k]);
+    return sum;
+  });
+}
+
+}  // namespace
+
+int64_t Gradient::rows() const {
+  int64_t count = 0;
+  for (const Factors& pair : factors) count += pair.x.size(0);
+  return count;
+}
+
+bool worth_factoring(int64_t rows, const Shape& weight) {
+  return rows > 0 && rows <= max_factor_rows && rows * (weight[0] + weight[1]) < weight.numel();
+}
+
+void materialise(Gradient& gradient, const Shape& shape) {
+  if (gradient.factors.empty()) return;
+  const Tensor& like = gradient.factors[0].x;
+  Tensor dense = Tensor::empty(shape, like.dtype(), like.device());
+  with_float("gradient", like.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    const int64_t out = shape[0], in = shape[1];
+    T beta = 0;
+    for (const Factors& pair : gradient.factors) {
+      kernels::gemm<T>(like.device()).gemm(out, in, pair.x.size(0), {pair.dy.data<T>(), out, true}, {pair.x.data<T>(), in, false}, beta, dense.mutable_data<T>(), in);
+      beta = 1;
+    }
+    if (gradient.scale != 1)
+      kernels::elementwise<T>(like.device()).unary(kernels::Unary::mul_scalar, dense.numel(), dense.data<T>(), dense.mutable_data<T>(), gradient.scale);
+  });
+  gradient = {std::move(dense), {}, 1};
+}
+
+Tensor accumulated(Tensor sum, const Tensor& more) {
+  if (!sole_owner(sum)) sum = sum.clone();
+  with_float("backward", sum.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    kernels::elementwise<T>(sum.device()).accumulate(sum.numel(), more.data<T>(), sum.mutable_data<T>());
+  });
+  return sum;
+}
+
+void accumulate(Gradient& into, Gradient more, const Shape& shape) {
+  if (!into.defined()) {
+    // A backward function may have handed one tensor to several leaves, or kept it: take a buffer of our own.
+    if (more.dense.defined() && !sole_owner(more.dense)) more.dense = more.dense.clone();
+    into = std::move(more);
+    return;
+  }
+  if (!into.factors.empty() && !more.factors.empty() && into.scale == more.scale && into.rows() + more.rows() <= max_factor_rows) {
+    for (Factors& pair : more.factors) into.factors.push_back(std::move(pair));
+    return;
+  }
+  materialise(into, shape);
+  materialise(more, shape);
+  into.dense = accumulated(std::move(into.dense), more.dense);
+}
+
+double sum_of_squares(const Gradient& gradient) {
+  if (gradient.dense.defined()) {
+    return with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      return kernels::reduce<T>(gradient.dense.device()).sum_of_squares(gradient.dense.numel(), gradient.dense.data<T>());
+    });
+  }
+  double sum = 0;
+  for (const Factors& a : gradient.factors)
+    for (const Factors& b : gradient.factors)
+      for (int64_t i = 0; i < a.x.size(0); ++i)
+        for (int64_t j = 0; j < b.x.size(0); ++j) sum += row_product(a.dy, i, b.dy, j) * row_product(a.x, i, b.x, j);
+  return sum * gradient.scale * gradient.scale;
+}
+
+void rescale(Gradient& gradient, double factor) {
+  if (gradient.dense.defined()) {
+    if (!sole_owner(gradient.dense)) gradient.dense = gradient.dense.clone();
+    with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      Tensor& g = gradient.dense;
+      kernels::elementwise<T>(g.device()).unary(kernels::Unary::mul_scalar, g.numel(), g.data<T>(), g.mutable_data<T>(), factor);
+    });
+  } else {
+    gradient.scale *= factor;
+  }
+}
+
+bool all_finite(Gradient& gradient, const Shape& shape) {
+  if (!gradient.factors.empty()) {
+    // No element of the sum, nor a partial sum on the way, can exceed rows * max|dy| * max|x| <= sqrt(sum dy^2) sqrt(sum x^2) over all rows.
+    double dy_squares = 0, x_squares = 0;
+    for (const Factors& pair : gradient.factors) {
+      dy_squares += sum_of_squares({pair.dy, {}, 1});
+      x_squares += sum_of_squares({pair.x, {}, 1});
+    }
+    const double largest = gradient.factors[0].x.dtype() == DType::f32 ? FLT_MAX : DBL_MAX;
+    const double bound = std::sqrt(dy_squares) * std::sqrt(x_squares) * std::max(1.0, std::abs(gradient.scale));
+    if (bound < 0.5 * largest) return true;
+    materialise(gradient, shape);
+  }
+  return with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    return kernels::reduce<T>(gradient.dense.device()).all_finite(gradient.dense.numel(), gradient.dense.data<T>());
+  });
+}
+
+}  // namespace lamina::detail
