@@ -19,7 +19,7 @@ struct IndexKernels {
   virtual void scatter_add(int64_t outer, int64_t axis, int64_t count, int64_t inner, const T* dy, const int64_t* index, T* dx) const = 0;
 };
 
-/// Whether all are in [0, limit); else the position of the first that is not. (Host memory.)
+/// The position of the first index outside [0, limit); `count` when there is none. (Host memory.)
 int64_t first_out_of_range(int64_t count, const int64_t* index, int64_t limit);
 
 }  // namespace lamina::kernels

@@ -1,0 +1,75 @@
+#pragma once
+// Walking a broadcast space run by run along its last axis.
+
+#include <algorithm>
+#include <array>
+
+#include <lamina/core/parallel.h>
+#include "kernels/elementwise.h"
+
+namespace lamina::kernels::cpu {
+
+/// The last axis: its length and each operand's stride along it.
+struct InnerAxis {
+  int64_t size = 1;
+  std::array<int64_t, 3> strides{};
+};
+inline InnerAxis inner_axis(const Broadcast& space) {
+  InnerAxis inner;
+  if (space.rank == 0) return inner;
+  const size_t last = static_cast<size_t>(space.rank - 1);
+  inner.size = space.sizes[last];
+  for (size_t k = 0; k < 3; ++k) inner.strides[k] = space.strides[k][last];
+  return inner;
+}
+
+/// Offsets of the three operands at a row (all axes but the last), advanced row by row.
+class RowCursor {
+ public:
+  RowCursor(const Broadcast& space, int64_t row) : space_(space) {
+    for (int axis = space.rank - 2; axis >= 0; --axis) {
+      const size_t a = static_cast<size_t>(axis);
+      position_[a] = row % space.sizes[a];
+      row /= space.sizes[a];
+      for (size_t k = 0; k < 3; ++k) offsets_[k] += position_[a] * space.strides[k][a];
+    }
+  }
+
+  const std::array<int64_t, 3>& offsets() const { return offsets_; }
+
+  void next() {
+    for (int axis = space_.rank - 2; axis >= 0; --axis) {
+      const size_t a = static_cast<size_t>(axis);
+      const bool carry = ++position_[a] == space_.sizes[a];
+      const int64_t steps = carry ? 1 - space_.sizes[a] : 1;
+      if (carry) position_[a] = 0;
+      for (size_t k = 0; k < 3; ++k) offsets_[k] += steps * space_.strides[k][a];
+      if (!carry) return;
+    }
+  }
+
+ private:
+  const Broadcast& space_;
+  std::array<int64_t, 6> position_{};
+  std::array<int64_t, 3> offsets_{};
+};
+
+/// Calls f(z, count, offsets) for runs of `count` consecutive outputs from output z on, with the operands' offsets at the run's start.
+template <class F>
+void for_each_run(const Broadcast& space, int64_t grain, F&& f) {
+  if (space.numel == 0) return;
+  const InnerAxis inner = inner_axis(space);
+  parallel_for(space.numel, grain, [&](int64_t begin, int64_t end) {
+    RowCursor cursor(space, begin / inner.size);
+    int64_t column = begin % inner.size;
+    for (int64_t z = begin; z < end; cursor.next(), column = 0) {
+      const int64_t count = std::min(inner.size - column, end - z);
+      std::array<int64_t, 3> offsets = cursor.offsets();
+      for (size_t k = 0; k < 3; ++k) offsets[k] += column * inner.strides[k];
+      f(z, count, offsets);
+      z += count;
+    }
+  });
+}
+
+}  // namespace lamina::kernels::cpu

@@ -1,0 +1,177 @@
+// Elementary functions on vectors: Highway's, made right at infinities, NaN and the ends of their ranges, and the few it lacks. Use as simd.h.
+
+#if defined(LAMINA_KERNELS_CPU_SIMD_MATH_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LAMINA_KERNELS_CPU_SIMD_MATH_H
+#undef LAMINA_KERNELS_CPU_SIMD_MATH_H
+#else
+#define LAMINA_KERNELS_CPU_SIMD_MATH_H
+#endif
+
+#include <hwy/contrib/math/math-inl.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lamina::kernels::HWY_NAMESPACE {
+
+template <class V>
+using Lane = hn::TFromV<V>;
+template <class V>
+HWY_INLINE V constant(double value) {
+  return hn::Set(hn::DFromV<V>(), static_cast<Lane<V>>(value));
+}
+
+/// f on each lane, for functions that have no vector form.
+template <class V, class F>
+HWY_INLINE V by_lane(V v, F&& f) {
+  const hn::DFromV<V> d;
+  HWY_ALIGN Lane<V> buffer[HWY_MAX_BYTES / sizeof(Lane<V>)];
+  hn::Store(v, d, buffer);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) buffer[i] = f(buffer[i]);
+  return hn::Load(d, buffer);
+}
+
+/// Whether |x| <= limit in every lane (false with NaN).
+template <class V>
+HWY_INLINE bool all_within(V x, double limit) {
+  return hn::AllTrue(hn::DFromV<V>(), hn::Le(hn::Abs(x), constant<V>(limit)));
+}
+
+template <class V>
+HWY_INLINE V exp(V x) {
+  // Above the bound the result is infinite; Highway's own range ends there. NaN is lost in its underflow test.
+  const V bounded = hn::Min(x, constant<V>(sizeof(Lane<V>) == 4 ? 104.0 : 709.8));
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(hn::DFromV<V>(), bounded));
+}
+
+template <class V>
+HWY_INLINE V expm1(V x) {
+  const V bounded = hn::Min(x, constant<V>(sizeof(Lane<V>) == 4 ? 104.0 : 709.8));
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Expm1(hn::DFromV<V>(), bounded));
+}
+
+/// What log and log1p share: `at_pole` is x or 1 + x.
+template <class V>
+HWY_INLINE V logarithm_limits(V x, V at_pole, V result) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  result = hn::IfThenElse(hn::Lt(x, constant<V>(infinity)), result, x);  // infinity and NaN
+  result = hn::IfThenElse(hn::Eq(at_pole, hn::Zero(hn::DFromV<V>())), constant<V>(-infinity), result);
+  return hn::IfThenElse(hn::Lt(at_pole, hn::Zero(hn::DFromV<V>())), constant<V>(std::numeric_limits<double>::quiet_NaN()), result);
+}
+template <class V>
+HWY_INLINE V log(V x) {
+  return logarithm_limits(x, x, hn::Log(hn::DFromV<V>(), x));
+}
+template <class V>
+HWY_INLINE V log1p(V x) {
+  return logarithm_limits(x, hn::Add(constant<V>(1), x), hn::Log1p(hn::DFromV<V>(), x));
+}
+
+template <class V>
+HWY_INLINE V tanh(V x) {
+  return hn::Tanh(hn::DFromV<V>(), x);
+}
+
+/// 1 / (1 + e^-x): e^-x overflows to infinity, which gives 0.
+template <class V>
+HWY_INLINE V sigmoid(V x) {
+  return hn::Div(constant<V>(1), hn::Add(constant<V>(1), exp(hn::Neg(x))));
+}
+
+/// log(1 + e^x) = max(x, 0) + log1p(e^-|x|).
+template <class V>
+HWY_INLINE V softplus(V x) {
+  return hn::Add(max_nan(x, constant<V>(0)), hn::Log1p(hn::DFromV<V>(), exp(hn::Neg(hn::Abs(x)))));
+}
+
+// Highway's argument reduction holds up to 39000.
+template <class V>
+HWY_INLINE V sin(V x) {
+  if (all_within(x, 30000)) return hn::Sin(hn::DFromV<V>(), x);
+  return by_lane(x, [](Lane<V> v) { return std::sin(v); });
+}
+template <class V>
+HWY_INLINE V cos(V x) {
+  if (all_within(x, 30000)) return hn::Cos(hn::DFromV<V>(), x);
+  return by_lane(x, [](Lane<V> v) { return std::cos(v); });
+}
+
+// ---- erf and its relatives, in one accuracy over the whole line ----
+// For |t| <= 1, erf(t) = t P(t^2). Beyond, erfc(t) = e^(-t^2) u Q(u) with u = 1 / (t + 2). P and Q interpolate at Chebyshev nodes (relative
+// errors 1.3e-9 and 3.8e-9 for float, 1.5e-19 and 8e-19 for double); the square's rounding error is put back, so that small tails keep their digits.
+
+template <class T>
+struct ErfTable;
+template <>
+struct ErfTable<float> {
+  static constexpr double kLimit = 10.2;  // e^(-t^2) is 0 beyond
+  static constexpr float kSmall[] = {1.12837917f, -0.376126267f, 0.112835947f, -0.026854212f, 0.00518908742f, -0.000801686429f, 7.87587506e-05f};
+  static constexpr float kTail[] = {0.564166253f, 1.12964667f,  1.945153f,   3.2062049f,  -0.408369401f,
+                                    15.254919f,   -54.5104711f, 60.2478894f, -21.9831549f};
+};
+template <>
+struct ErfTable<double> {
+  static constexpr double kLimit = 27.3;
+  static constexpr double kSmall[] = {1.12837916709551257,    -0.376126389031837481,    0.112837916709548787,    -0.0268661706450767932,
+                                      0.00522397762481801447, -0.000854832698083378991, 0.000120553311116427109, -0.0000149255952668311816,
+                                      1.6461000484121368e-6,  -1.6350312701054695e-7,   1.46597752740474358e-8,  -1.13728488567916737e-9,
+                                      5.9571761477489114e-11};
+  static constexpr double kTail[] = {0.564189583547786635,  1.1283791670939317,   1.97466354204947527,  2.82094797426075855,  2.67989662126619903,
+                                     -0.281924629244961051, -7.2691807717545393,  -13.5612876539936968, -4.06640515596421202, 80.3920641822875829,
+                                     -216.058438113182823,  2856.37902842124134,  -21198.4223862058656, 115429.091854732748,  -522460.305372264647,
+                                     1849335.35015059142,   -4855157.39018036176, 9222253.98772848558,  -12363965.086737385,  11154375.2466873795,
+                                     -6105805.33218618345,  1538334.26116365881};
+};
+
+template <class V, size_t n>
+HWY_INLINE V polynomial(V x, const Lane<V> (&coefficients)[n]) {
+  const hn::DFromV<V> d;
+  V y = hn::Set(d, coefficients[n - 1]);
+  for (size_t i = n - 1; i-- > 0;) y = hn::MulAdd(y, x, hn::Set(d, coefficients[i]));
+  return y;
+}
+
+/// e^(-scale x^2) for scale = 1 or 1/2.
+template <class V>
+HWY_INLINE V exp_minus_square(V x, double scale) {
+  const V high = hn::Mul(x, x), low = hn::MulSub(x, x, high);
+  return hn::Mul(exp(hn::Mul(constant<V>(-scale), high)), hn::NegMulAdd(constant<V>(scale), low, constant<V>(1)));
+}
+
+/// erfc(t) e^(t^2) for t >= 1.
+template <class V>
+HWY_INLINE V erfcx_tail(V t) {
+  const V u = hn::Div(constant<V>(1), hn::Add(t, constant<V>(2)));
+  return hn::Mul(u, polynomial(u, ErfTable<Lane<V>>::kTail));
+}
+
+template <class V>
+HWY_INLINE V erf(V x) {
+  const V one = constant<V>(1), t = hn::Abs(x);
+  const V small = hn::Mul(x, polynomial(hn::Mul(x, x), ErfTable<Lane<V>>::kSmall));
+  const V bounded = hn::Min(t, constant<V>(ErfTable<Lane<V>>::kLimit));
+  const V large = hn::CopySign(hn::NegMulAdd(exp_minus_square(bounded, 1), erfcx_tail(bounded), one), x);
+  return hn::IfThenElse(hn::Or(hn::IsNaN(x), hn::Le(t, one)), small, large);
+}
+
+/// The normal distribution: density and cumulative probability at x.
+template <class V>
+HWY_INLINE Two<V> normal_distribution(V x) {
+  constexpr double kRootHalf = 0.70710678118654752440, kInverseRootTwoPi = 0.39894228040143267794;
+  const V half = constant<V>(0.5), limit = constant<V>(ErfTable<Lane<V>>::kLimit / kRootHalf);
+  const V bounded = hn::Min(hn::Abs(x), limit), t = hn::Mul(bounded, constant<V>(kRootHalf)), gauss = exp_minus_square(bounded, 0.5);
+  const V signed_t = hn::Mul(x, constant<V>(kRootHalf));
+  const V centre = hn::MulAdd(hn::Mul(half, signed_t), polynomial(hn::Mul(signed_t, signed_t), ErfTable<Lane<V>>::kSmall), half);
+  const V lower = hn::Mul(hn::Mul(half, gauss), erfcx_tail(t));
+  const V tail = hn::IfThenElse(hn::Lt(x, constant<V>(0)), lower, hn::Sub(constant<V>(1), lower));
+  const V nan_or_gauss = hn::IfThenElse(hn::IsNaN(x), x, hn::Mul(gauss, constant<V>(kInverseRootTwoPi)));
+  return {nan_or_gauss, hn::IfThenElse(hn::Or(hn::IsNaN(x), hn::Le(t, constant<V>(1))), centre, tail)};
+}
+
+}  // namespace lamina::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // LAMINA_KERNELS_CPU_SIMD_MATH_H
