@@ -11,6 +11,15 @@
 #include <lamina/core/random.h>
 #include <lamina/core/shape.h>
 #include <lamina/core/tensor.h>
+#include <lamina/data/dataset.h>
+#include <lamina/data/loader.h>
+#include <lamina/io/file.h>
+#include <lamina/io/gzip.h>
+#include <lamina/io/idx.h>
+#include <lamina/io/safetensors.h>
+#include <lamina/data/dataset.h>
+#include <lamina/data/loader.h>
+#include <lamina/io/safetensors.h>
 #include <lamina/nn/init.h>
 #include <lamina/nn/layers.h>
 #include <lamina/nn/mlp.h>
