@@ -1,0 +1,336 @@
+// Channel normaliser (batch norm): statistics over batch and space, in two passes, and its backward.
+//
+// All sums have one shape. The channels are cut into blocks and the batch into groups, by the problem's sizes alone. A block's sums are formed
+// group by group and added in order, so that every thread count gives the same bits. With one group a block goes through all its passes at once,
+// while it is in the cache.
+
+#include <lamina/core/parallel.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/norm_parts.h"
+#include "kernels/cpu/scratch.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/norm_channel.cpp"
+#include <hwy/foreach_target.h>
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/sums.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lamina::kernels::HWY_NAMESPACE {
+namespace {
+
+constexpr int64_t parallel_elements = 32768;  // less work than this stays on one thread
+constexpr int64_t max_block = 256;            // channels per block where they lie side by side
+
+// How a problem is cut. Side by side ([batch, channels]): blocks of columns, groups of rows. Else ([batch, channels, space]): one channel is a
+// block, and the batch is cut only where there are few channels to share out.
+struct Cut {
+  int64_t block, blocks, group, groups;
+
+  explicit Cut(const ChannelNorm& spec) {
+    block = spec.space == 1 ? max_block : 1;
+    blocks = (spec.channels + block - 1) / block;
+    group = spec.space == 1 ? 128 : spec.channels >= 16 ? spec.batch : std::max<int64_t>(1, spec.batch * spec.channels / 16);
+    groups = (spec.batch + group - 1) / group;
+  }
+};
+
+// A block of channels [c, c + width) in the batch rows [n, n + count).
+struct Piece {
+  int64_t c, width, n, count;
+};
+
+Piece piece(const ChannelNorm& spec, const Cut& cut, int64_t block, int64_t group) {
+  const int64_t c = block * cut.block, n = group * cut.group;
+  return {c, std::min(cut.block, spec.channels - c), n, std::min(cut.group, spec.batch - n)};
+}
+
+int64_t offset_of(const ChannelNorm& spec, int64_t n, int64_t c) { return (n * spec.channels + c) * spec.space; }
+
+// K sums per channel of a piece, totals[k * max_block + channel]; f(element offset, at, channel(array)) gives the terms: channel(array) is the
+// vector of a per-channel array (indexed from the piece's first channel) that belongs to the elements `at`.
+template <class T, int K, class F>
+HWY_INLINE void piece_sums(const ChannelNorm& spec, const Piece& p, F f, double* totals) {
+  for (int k = 0; k < K; ++k) std::fill(totals + k * max_block, totals + k * max_block + p.width, 0.0);
+  if (spec.space > 1) {
+    for (int64_t n = p.n; n < p.n + p.count; ++n) {
+      const int64_t start = offset_of(spec, n, p.c);
+      const auto s = sums<T, K>(spec.space, [&](auto at) HWY_ATTR { return f(start, at, [](const T* v) HWY_ATTR { return set(*v); }); });
+      for (int k = 0; k < K; ++k) totals[k * max_block] += s[static_cast<size_t>(k)];
+    }
+    return;
+  }
+  // Column sums: eight rows at a time, so that the accumulators are touched once per eight rows and each row is read in order.
+  constexpr int64_t rows = 8, chunk = 128;
+  HWY_ALIGN T acc[K][max_block];
+  for (int64_t first = p.n; first < p.n + p.count; first += chunk) {
+    const int64_t last = std::min(first + chunk, p.n + p.count);
+    std::fill(&acc[0][0], &acc[0][0] + K * max_block, T{0});
+    int64_t n = first;
+    const auto add_rows = [&](auto row_count) HWY_ATTR {
+      for_each_vector<T>(p.width, [&](auto at) HWY_ATTR {
+        const auto channel = [&](const T* v) HWY_ATTR { return at.load(v); };
+        Terms<T, K> total = f(offset_of(spec, n, p.c), at, channel);
+        for (int64_t r = 1; r < row_count; ++r) {
+          const Terms<T, K> terms = f(offset_of(spec, n + r, p.c), at, channel);
+          for (int k = 0; k < K; ++k) total.term[k] = hn::Add(total.term[k], terms.term[k]);
+        }
+        for (int k = 0; k < K; ++k) at.store(acc[k], hn::Add(at.load(acc[k]), total.term[k]));
+      });
+    };
+    for (; n + rows <= last; n += rows) add_rows(std::integral_constant<int64_t, rows>());
+    for (; n < last; ++n) add_rows(std::integral_constant<int64_t, 1>());
+    for (int k = 0; k < K; ++k)
+      for (int64_t c = 0; c < p.width; ++c) totals[k * max_block + c] += static_cast<double>(acc[k][c]);
+  }
+}
+
+// Calls f(offset, at, channel) for every vector of a piece, channel as in piece_sums.
+template <class T, class F>
+HWY_INLINE void for_piece(const ChannelNorm& spec, const Piece& p, F f) {
+  for (int64_t n = p.n; n < p.n + p.count; ++n) {
+    const int64_t start = offset_of(spec, n, p.c);
+    if (spec.space > 1)
+      for_each_vector<T>(spec.space, [&](auto at) HWY_ATTR { f(start, at, [](const T* v) HWY_ATTR { return set(*v); }); });
+    else
+      for_each_vector<T>(p.width, [&](auto at) HWY_ATTR { f(start, at, [&](const T* v) HWY_ATTR { return at.load(v); }); });
+  }
+}
+
+// Runs passes over blocks: sum(piece, totals) fills K * max_block sums, finish(piece, totals) uses those of the whole batch.
+template <int K, class Sum, class Finish>
+void for_each_block(const ChannelNorm& spec, const Cut& cut, Sum sum, Finish finish) {
+  const int64_t piece_elements = cut.block * cut.group * spec.space;
+  const Scratch<double> parts(cut.blocks * cut.groups * K * max_block);
+  parallel_for(cut.blocks * cut.groups, std::max<int64_t>(1, parallel_elements / piece_elements), [&](int64_t first, int64_t last) {
+    for (int64_t u = first; u < last; ++u) sum(piece(spec, cut, u / cut.groups, u % cut.groups), parts.data() + u * K * max_block);
+  });
+  for (int64_t b = 0; b < cut.blocks; ++b) {
+    double* const total = parts.data() + b * cut.groups * K * max_block;
+    const int64_t width = piece(spec, cut, b, 0).width;
+    for (int64_t g = 1; g < cut.groups; ++g)
+      for (int k = 0; k < K; ++k)
+        for (int64_t c = 0; c < width; ++c) total[k * max_block + c] += total[(g * K + k) * max_block + c];
+    finish(piece(spec, cut, b, 0), total);
+  }
+}
+
+// First pass: the mean, from sums about each channel's first value (keeps them small at a large offset, makes constant channels exact).
+template <class T>
+void mean_sums(const ChannelNorm& spec, const Piece& p, const T* x, double* totals) {
+  HWY_ALIGN T origin[max_block];
+  for (int64_t c = 0; c < p.width; ++c) origin[c] = x[offset_of(spec, 0, p.c + c)];
+  piece_sums<T, 1>(
+      spec, p, [&](int64_t start, auto at, auto channel) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(x + start), channel(origin))}}; }, totals);
+}
+
+template <class T>
+void finish_mean(const ChannelNorm& spec, const Piece& p, const T* x, const double* totals, T* mean) {
+  const double count = static_cast<double>(spec.batch * spec.space);
+  for (int64_t c = p.c; c < p.c + p.width; ++c) mean[c] = static_cast<T>(static_cast<double>(x[offset_of(spec, 0, c)]) + totals[c - p.c] / count);
+}
+
+// Second pass: squares about that mean, and what its rounding left over.
+template <class T>
+void square_sums(const ChannelNorm& spec, const Piece& p, const T* x, const T* mean, double* totals) {
+  piece_sums<T, 2>(
+      spec, p,
+      [&](int64_t start, auto at, auto channel) HWY_ATTR {
+        const Vec<T> d = hn::Sub(at.load(x + start), channel(mean + p.c));
+        return Terms<T, 2>{{d, hn::Mul(d, d)}};
+      },
+      totals);
+}
+
+template <class T>
+void finish_var(const ChannelNorm& spec, const Piece& p, const double* totals, T* mean, T* var) {
+  const double count = static_cast<double>(spec.batch * spec.space);
+  for (int64_t c = 0; c < p.width; ++c) {
+    const double residual = totals[c] / count;
+    const double squares = totals[max_block + c] - residual * totals[c];
+    var[p.c + c] = static_cast<T>((squares < 0 ? 0 : squares) / (count - (spec.unbiased ? 1 : 0)));
+    mean[p.c + c] = static_cast<T>(static_cast<double>(mean[p.c + c]) + residual);
+  }
+}
+
+template <class T>
+void statistics_of(const ChannelNorm& spec, const T* x, T* mean, T* var) {
+  const Cut cut(spec);
+  const auto first = [&](const Piece& p, double* totals) { mean_sums(spec, p, x, totals); };
+  const auto first_done = [&](const Piece& p, const double* totals) { finish_mean(spec, p, x, totals, mean); };
+  const auto second = [&](const Piece& p, double* totals) { square_sums(spec, p, x, mean, totals); };
+  const auto second_done = [&](const Piece& p, const double* totals) { finish_var(spec, p, totals, mean, var); };
+  if (cut.groups == 1) {
+    parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * spec.batch * spec.space)), [&](int64_t begin, int64_t end) {
+      double totals[2 * max_block];
+      for (int64_t b = begin; b < end; ++b) {
+        const Piece p = piece(spec, cut, b, 0);
+        first(p, totals), first_done(p, totals), second(p, totals), second_done(p, totals);
+      }
+    });
+    return;
+  }
+  for_each_block<1>(spec, cut, first, first_done);
+  for_each_block<2>(spec, cut, second, second_done);
+}
+
+// dx = gain rstd (dy - bias_mean - x-hat gain_mean), with the means taken over batch and space.
+template <class T>
+struct ChannelBackward {
+  const ChannelNorm& spec;
+  bool given_statistics;
+  const T *x, *gain, *mean, *rstd, *dy;
+  T *dx, *dgain, *dbias;
+
+  // totals[channel] = sum dy, totals[max_block + channel] = sum dy x-hat.
+  void sum(const Piece& p, double* totals) const {
+    piece_sums<T, 2>(
+        spec, p,
+        [&](int64_t start, auto at, auto channel) HWY_ATTR {
+          const Vec<T> dy_v = at.load(dy + start);
+          const Vec<T> xhat = hn::Mul(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(rstd + p.c));
+          return Terms<T, 2>{{dy_v, hn::Mul(dy_v, xhat)}};
+        },
+        totals);
+  }
+
+  void store_parameters(const Piece& p, const double* totals) const {
+    for (int64_t c = 0; c < p.width; ++c) {
+      if (dbias) dbias[p.c + c] = static_cast<T>(totals[c]);
+      if (dgain) dgain[p.c + c] = static_cast<T>(totals[max_block + c]);
+    }
+  }
+
+  // bias_mean and gain_mean, here and below, are indexed from the piece's first channel.
+  void store_means(const Piece& p, const double* totals, T* bias_mean, T* gain_mean) const {
+    const double count = static_cast<double>(spec.batch * spec.space);
+    for (int64_t c = 0; c < p.width; ++c) {
+      bias_mean[c] = static_cast<T>(totals[c] / count);
+      gain_mean[c] = static_cast<T>(totals[max_block + c] / (count - (spec.unbiased ? 1 : 0)));
+    }
+  }
+
+  void store_dx(const Piece& p, const T* bias_mean, const T* gain_mean) const {
+    HWY_ALIGN T scale[max_block];
+    for (int64_t c = 0; c < p.width; ++c) scale[c] = (gain ? gain[p.c + c] : T{1}) * rstd[p.c + c];
+    if (given_statistics) {
+      for_piece<T>(spec, p,
+                   [&](int64_t start, auto at, auto channel) HWY_ATTR { at.store(dx + start, hn::Mul(channel(scale), at.load(dy + start))); });
+      return;
+    }
+    for_piece<T>(spec, p, [&](int64_t start, auto at, auto channel) HWY_ATTR {
+      const Vec<T> xhat = hn::Mul(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(rstd + p.c));
+      const Vec<T> centred = hn::Sub(at.load(dy + start), channel(bias_mean));
+      at.store(dx + start, hn::Mul(channel(scale), hn::NegMulAdd(xhat, channel(gain_mean), centred)));
+    });
+  }
+
+  void run() const {
+    const Cut cut(spec);
+    const bool sums_needed = dgain || dbias || (dx && !given_statistics);
+    const int64_t grain = std::max<int64_t>(1, parallel_elements / (cut.block * cut.group * spec.space));
+    if (cut.groups == 1) {
+      parallel_for(cut.blocks, grain, [&](int64_t begin, int64_t end) {
+        double totals[2 * max_block];
+        HWY_ALIGN T bias_mean[max_block], gain_mean[max_block];
+        for (int64_t b = begin; b < end; ++b) {
+          const Piece p = piece(spec, cut, b, 0);
+          if (sums_needed) {
+            sum(p, totals);
+            store_parameters(p, totals);
+            store_means(p, totals, bias_mean, gain_mean);
+          }
+          if (dx) store_dx(p, bias_mean, gain_mean);
+        }
+      });
+      return;
+    }
+    const Scratch<T> means(2 * spec.channels);
+    T *const bias_mean = means.data(), *const gain_mean = bias_mean + spec.channels;
+    if (sums_needed)
+      for_each_block<2>(
+          spec, cut, [&](const Piece& p, double* totals) { sum(p, totals); },
+          [&](const Piece& p, const double* totals) {
+            store_parameters(p, totals);
+            store_means(p, totals, bias_mean + p.c, gain_mean + p.c);
+          });
+    if (!dx) return;
+    parallel_for(cut.blocks * cut.groups, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t u = begin; u < end; ++u) {
+        const Piece p = piece(spec, cut, u % cut.blocks, u / cut.blocks);
+        store_dx(p, bias_mean + p.c, gain_mean + p.c);
+      }
+    });
+  }
+};
+
+bool empty(const ChannelNorm& spec) { return spec.batch == 0 || spec.channels == 0 || spec.space == 0; }
+
+template <class T>
+struct CpuChannelNorm final : ChannelNormPart<T> {
+  void statistics(const ChannelNorm& spec, const T* x, T* mean, T* var) const override {
+    if (!empty(spec)) return statistics_of(spec, x, mean, var);
+    std::fill(mean, mean + spec.channels, T{0});
+    std::fill(var, var + spec.channels, T{0});
+  }
+
+  void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* var, const T* gain, const T* bias, T* y, T* rstd) const override {
+    for (int64_t c = 0; c < spec.channels; ++c) rstd[c] = static_cast<T>(1 / std::sqrt(static_cast<double>(var[c]) + spec.eps));
+    if (empty(spec)) return;
+    Cut cut(spec);
+    if (spec.space > 1) cut.group = 1, cut.groups = spec.batch;  // nothing to add up: planes in memory order
+    parallel_for(cut.blocks * cut.groups, std::max<int64_t>(1, parallel_elements / (cut.block * cut.group * spec.space)),
+                 [&](int64_t begin, int64_t end) {
+                   HWY_ALIGN T scale[max_block], shift[max_block];
+                   for (int64_t u = begin; u < end; ++u) {
+                     const Piece p = piece(spec, cut, u % cut.blocks, u / cut.blocks);
+                     for (int64_t c = 0; c < p.width; ++c) {
+                       scale[c] = rstd[p.c + c] * (gain ? gain[p.c + c] : T{1});
+                       shift[c] = bias ? bias[p.c + c] : T{0};
+                     }
+                     for_piece<T>(spec, p, [&](int64_t start, auto at, auto channel) HWY_ATTR {
+                       at.store(y + start, hn::MulAdd(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(scale), channel(shift)));
+                     });
+                   }
+                 });
+  }
+
+  void backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain,
+                T* dbias) const override {
+    if (!empty(spec)) return ChannelBackward<T>{spec, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias}.run();
+    if (dgain) std::fill(dgain, dgain + spec.channels, T{0});
+    if (dbias) std::fill(dbias, dbias + spec.channels, T{0});
+  }
+};
+
+const ChannelNormPart<float>* channel_norm_f32() {
+  static const CpuChannelNorm<float> part;
+  return &part;
+}
+const ChannelNormPart<double>* channel_norm_f64() {
+  static const CpuChannelNorm<double> part;
+  return &part;
+}
+
+}  // namespace
+}  // namespace lamina::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lamina::kernels {
+HWY_EXPORT(channel_norm_f32);
+HWY_EXPORT(channel_norm_f64);
+template <>
+const ChannelNormPart<float>& channel_norm_part() {
+  return *HWY_DYNAMIC_DISPATCH(channel_norm_f32)();
+}
+template <>
+const ChannelNormPart<double>& channel_norm_part() {
+  return *HWY_DYNAMIC_DISPATCH(channel_norm_f64)();
+}
+}  // namespace lamina::kernels
+#endif
