@@ -2,6 +2,9 @@
 // A multi-layer perceptron with a normaliser by name: {Linear -> [norm] -> activation} for each hidden layer, then Linear. The paper's
 // permutation-invariant MNIST net is MLP({.sizes = {784, 1000, 1000, 10}, .norm = "layer"}).
 
+#include <string>
+#include <vector>
+
 #include <lamina/nn/layers.h>
 #include <lamina/nn/norm.h>
 #include <lamina/nn/sequential.h>
@@ -9,20 +12,20 @@
 namespace lamina::nn {
 
 struct MLPOptions {
-  std::vector<int64_t> sizes;            // input, hidden..., output; at least two
+  std::vector<int64_t> sizes;  // input, hidden..., output; at least two
   NormSpec norm = "none";
-  bool norm_output = false;              // normalise the last layer's outputs too
-  bool norm_after_activation = false;    // Linear -> activation -> norm instead
-  std::string activation = "relu";       // relu, tanh, sigmoid, gelu, silu, leaky_relu
-  std::string init = "pytorch";          // weights; see init::parse
-  std::string bias_init = "pytorch";     // "pytorch" or as init::parse ("zeros")
-  bool bias = true;                      // of the Linear layers
-  double dropout = 0.0;                  // after each hidden activation
+  bool norm_output = false;            // normalise the last layer's outputs too
+  bool norm_after_activation = false;  // Linear -> activation -> norm instead
+  std::string activation = "relu";     // relu, tanh, sigmoid, gelu, silu, leaky_relu
+  std::string init = "pytorch";        // weights; see init::parse
+  std::string bias_init = "pytorch";   // "pytorch" or as init::parse ("zeros")
+  bool bias = true;                    // of the Linear layers
+  double dropout = 0.0;                // after each hidden block
   double eps = 1e-5;
-  BatchNormLayerOptions batch_norm = {}; // eps above wins
+  BatchNormLayerOptions batch_norm = {};  // eps above wins
 };
 
-/// Throws InputError for fewer than two sizes, a size < 1, or an unknown activation.
+/// Throws InputError for fewer than two sizes, a size < 1, an unknown activation or initialiser, or a dropout outside [0, 1].
 Sequential MLP(const MLPOptions& options);
 
 }  // namespace lamina::nn

@@ -1,7 +1,8 @@
 #pragma once
-// A chain of modules, applied in order. Holds any copyable struct with `Tensor operator()(const Tensor&)`, module or not.
+// A chain of modules, applied in order. Holds any copyable struct with `Tensor operator()(const Tensor&)`, module or not (a lambda, say).
 
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -13,8 +14,7 @@ class Sequential : public Module {
  public:
   Sequential() = default;
   template <class... Layers>
-    requires(sizeof...(Layers) > 0 && (!std::is_same_v<std::decay_t<Layers>, Sequential> || ...))
-  explicit Sequential(Layers&&... layers) {
+  requires(sizeof...(Layers) > 0 && (!std::is_same_v<std::decay_t<Layers>, Sequential> || ...)) explicit Sequential(Layers&&... layers) {
     (add(std::forward<Layers>(layers)), ...);
   }
   Sequential(const Sequential& other);
@@ -29,6 +29,7 @@ class Sequential : public Module {
     return *this;
   }
 
+  /// An empty chain returns x.
   Tensor operator()(const Tensor& x);
   void members(Visitor& v) override;
   std::string describe() const override { return "Sequential"; }
@@ -42,7 +43,7 @@ class Sequential : public Module {
     virtual ~Slot() = default;
     virtual Tensor forward(const Tensor& x) = 0;
     virtual std::unique_ptr<Slot> copy() const = 0;
-    virtual Module* module() = 0;   // null for plain functions
+    virtual Module* module() = 0;  // null for plain functions
   };
   template <class Layer>
   struct Holder final : Slot {
@@ -51,8 +52,10 @@ class Sequential : public Module {
     Tensor forward(const Tensor& x) override { return layer(x); }
     std::unique_ptr<Slot> copy() const override { return std::make_unique<Holder>(layer); }
     Module* module() override {
-      if constexpr (std::is_base_of_v<Module, Layer>) return &layer;
-      else return nullptr;
+      if constexpr (std::is_base_of_v<Module, Layer>)
+        return &layer;
+      else
+        return nullptr;
     }
     Layer layer;
   };

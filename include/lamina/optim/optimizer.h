@@ -1,6 +1,11 @@
 #pragma once
-// Optimisers. step() reads each parameter's gradient; a parameter without one (undefined grad) is left alone, with its moments and its decay.
+// Optimisers. step() reads each parameter's gradient; a frozen parameter, or one without gradient (undefined grad), is left alone: no step, no
+// momentum, no decay. Parameters are f32 or f64; moments follow a parameter that is moved or cast. Options out of range throw Error, as do an empty
+// list, an absent parameter, and a parameter (or two tied ones) listed twice. A step counts as a change of the weights: a backward through a graph
+// made before it is refused.
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,8 +18,8 @@ namespace lamina::optim {
 /// Tensors that share hyper-parameters.
 struct Group {
   std::vector<nn::Parameter*> parameters;
-  double lr_factor = 1.0;                // times the optimiser's lr
-  double weight_decay = -1.0;            // negative: the optimiser's
+  double lr_factor = 1.0;      // times the optimiser's lr; >= 0
+  double weight_decay = -1.0;  // negative: the optimiser's
 };
 
 /// Splits off gains and biases (parameters of rank <= 1) into a group without decay.
@@ -26,25 +31,35 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  /// One update from the gradients, scaled by the clip factor of the last clip call. Returns false, and changes nothing, when a gradient was not finite
-  /// (checked only if `check_finite`).
+  /// One update from the gradients. Returns false, and changes nothing, when a gradient was not finite (checked only if `check_finite`).
   virtual bool step() = 0;
   void zero_grad();
 
-  double lr() const { return lr_; }
+  double lr() const { return lr_; }  // before the groups' factors
   void set_lr(double lr);
   bool check_finite = false;
 
-  /// Moments and step count, for checkpoints: "t" (i64 scalar) and "<kind>.<index of parameter>" tensors.
+  /// For checkpoints; names end in the parameter's position. SGD: "velocity.<i>" (with momentum). Adam: "t.<i>" (i64 scalar, steps done), "m.<i>",
+  /// "v.<i>". Only of parameters that have had a step. The tensors are detached handles on the live values.
   virtual nn::StateDict state() const = 0;
-  /// Validates everything first. Throws InputError.
+  /// The inverse; parameters without entries start anew. Checks everything (names, shapes, dtypes) first. Throws InputError.
   virtual void load_state(const nn::StateDict& state) = 0;
 
   const std::vector<Group>& groups() const { return groups_; }
 
  protected:
-  Optimizer(std::vector<Group> groups, double lr);
+  /// A parameter with what its group says of it.
+  struct Entry {
+    nn::Parameter* parameter;
+    double lr_factor, weight_decay;
+  };
+  /// `name` stands in errors.
+  Optimizer(const char* name, std::vector<Group> groups, double lr, double weight_decay);
+  bool gradients_finite() const;
+
+  const char* name_;
   std::vector<Group> groups_;
+  std::vector<Entry> entries_;  // of all groups, in order
   double lr_;
 };
 
@@ -52,8 +67,8 @@ struct SGDOptions {
   double lr = 1e-2;
   double momentum = 0.0;
   double dampening = 0.0;
-  double weight_decay = 0.0;             // coupled (L2): added to the gradient
-  bool nesterov = false;                 // needs momentum > 0 and dampening = 0
+  double weight_decay = 0.0;  // coupled (L2): added to the gradient
+  bool nesterov = false;      // needs momentum > 0 and dampening = 0
 };
 
 /// Stochastic gradient descent, PyTorch's form: buf = momentum buf + (1 - dampening) g (first step: buf = g); p -= lr buf.
@@ -67,16 +82,15 @@ class SGD : public Optimizer {
 
  private:
   SGDOptions options_;
-  int64_t t_ = 0;
-  std::vector<Tensor> velocity_;         // by parameter; undefined until its first gradient
+  std::vector<Tensor> velocity_;  // by parameter; undefined until its first gradient
 };
 
 struct AdamOptions {
   double lr = 1e-3;
-  double beta1 = 0.9;
+  double beta1 = 0.9;  // both in [0, 1)
   double beta2 = 0.999;
-  double eps = 1e-8;                     // outside the root; > 0
-  double weight_decay = 0.0;             // Adam: coupled (L2); AdamW: decoupled
+  double eps = 1e-8;                        // outside the root; > 0
+  std::optional<double> weight_decay = {};  // default: Adam 0 (coupled, L2: added to the gradient), AdamW 0.01 (decoupled)
 };
 
 /// Adam (Kingma & Ba 2015, algorithm 1). The step count is per parameter (steps in which it had a gradient), as in PyTorch.
@@ -89,7 +103,7 @@ class Adam : public Optimizer {
   void load_state(const nn::StateDict& state) override;
 
  protected:
-  Adam(std::vector<Group> groups, AdamOptions options, bool decoupled);
+  Adam(const char* name, std::vector<Group> groups, AdamOptions options, bool decoupled);
 
  private:
   AdamOptions options_;
@@ -98,17 +112,18 @@ class Adam : public Optimizer {
   std::vector<Tensor> m_, v_;
 };
 
-/// Adam with decoupled weight decay (Loshchilov & Hutter 2019): p *= 1 - lr decay, before the update. PyTorch's default decay is 0.01.
+/// Adam with decoupled weight decay (Loshchilov & Hutter 2019): p *= 1 - lr decay, before the update. The default decay is PyTorch's, 0.01.
 class AdamW : public Adam {
  public:
-  AdamW(const std::vector<nn::Parameter*>& parameters, AdamOptions options = {.weight_decay = 0.01});
-  AdamW(std::vector<Group> groups, AdamOptions options = {.weight_decay = 0.01});
+  AdamW(const std::vector<nn::Parameter*>& parameters, AdamOptions options = {});
+  AdamW(std::vector<Group> groups, AdamOptions options = {});
 };
 
-/// Scales all gradients so that their joint Euclidean norm is at most max_norm: factor min(1, max_norm / (norm + 1e-6)), PyTorch's form.
-/// Returns the norm before. Throws Error for max_norm <= 0.
+/// Scales all gradients (grad() shows it) so that their joint Euclidean norm is at most max_norm: factor min(1, max_norm / (norm + 1e-6)),
+/// PyTorch's form. The norm is accumulated in double; frozen parameters do not count. Returns the norm before; where that is not finite, the
+/// gradients stay as they are, for check_finite to see. Call it once per step, after the last backward. Throws Error for max_norm <= 0.
 double clip_grad_norm(const std::vector<nn::Parameter*>& parameters, double max_norm);
-/// Clamps every gradient element to [-limit, limit]. Throws Error for limit <= 0.
+/// Clamps every gradient element to [-limit, limit]; NaN stays. Throws Error for limit <= 0.
 void clip_grad_value(const std::vector<nn::Parameter*>& parameters, double limit);
 
 }  // namespace lamina::optim
