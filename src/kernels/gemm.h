@@ -27,12 +27,13 @@ struct GemmKernels {
   virtual ~GemmKernels() = default;
 
   /// C[m,n] = A[m,k] B[k,n] + beta C (+ bias[n] on every row, if given). beta = 0 writes without reading C. m, n, k may be 0;
-  /// k = 0 gives beta C + bias. The implementation (own skinny kernels or BLAS) is chosen by shape.
+  /// k = 0 gives beta C + bias. The implementation (own skinny kernels or BLAS) is chosen by shape. With A transposed, B not and k <= 16 (the weight
+  /// gradient of a small batch) each element is a chain of fused multiply-adds over k in order: see RankUpdate.
   virtual void gemm(int64_t m, int64_t n, int64_t k, Matrix<T> a, Matrix<T> b, T beta, T* c, int64_t ldc, const T* bias = nullptr) const = 0;
 
   /// `count` products of the same shape; operand i starts at data + i * stride (a stride of 0 shares the operand).
-  virtual void gemm_batched(int64_t count, int64_t m, int64_t n, int64_t k, Matrix<T> a, int64_t stride_a, Matrix<T> b, int64_t stride_b, T beta, T* c,
-                            int64_t ldc, int64_t stride_c) const = 0;
+  virtual void gemm_batched(int64_t count, int64_t m, int64_t n, int64_t k, Matrix<T> a, int64_t stride_a, Matrix<T> b, int64_t stride_b, T beta,
+                            T* c, int64_t ldc, int64_t stride_c) const = 0;
 
   virtual Packed<T> pack(int64_t k, int64_t n, Matrix<T> b) const = 0;
   virtual void gemm(int64_t m, Matrix<T> a, const Packed<T>& b, T beta, T* c, int64_t ldc, const T* bias = nullptr) const = 0;

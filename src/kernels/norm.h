@@ -10,8 +10,8 @@ namespace lamina::kernels {
 struct RowNorm {
   int64_t rows = 0;
   int64_t width = 0;
-  bool centre = true;          // subtract the mean (RMS norms do not; var is then the mean square)
-  int64_t measured = 0;        // the first `measured` entries of a row give the statistics (width, but for partial RMS)
+  bool centre = true;    // subtract the mean (RMS norms do not; var is then the mean square)
+  int64_t measured = 0;  // the first `measured` entries of a row give the statistics (width, but for partial RMS)
   // Which gain and bias an element uses: index ((row * width + column) / inner) % affine_count. Layer norm: affine_count = width, inner = 1;
   // per-channel affine on [N, C, space]: affine_count = C, inner = space. 0: no affine.
   int64_t affine_count = 0;
@@ -24,7 +24,7 @@ struct ChannelNorm {
   int64_t batch = 0;
   int64_t channels = 0;
   int64_t space = 1;
-  bool unbiased = false;       // normalise with the variance divided by m - 1 (the paper's small-batch choice) instead of m
+  bool unbiased = false;  // normalise with the variance divided by m - 1 (the paper's small-batch choice) instead of m
   double eps = 1e-5;
 };
 
@@ -35,15 +35,17 @@ struct NormKernels {
   /// y like x; mean and rstd [rows] (mean is not written when not centred). gain and bias may be null.
   virtual void row_forward(const RowNorm& spec, const T* x, const T* gain, const T* bias, T* y, T* mean, T* rstd) const = 0;
   /// dx, dgain, dbias may each be null. dgain and dbias [affine_count] are summed in a fixed order (same bits for every thread count).
-  virtual void row_backward(const RowNorm& spec, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain, T* dbias) const = 0;
+  virtual void row_backward(const RowNorm& spec, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain,
+                            T* dbias) const = 0;
 
   /// Batch statistics: mean [channels], var [channels] (biased or unbiased as `unbiased` says).
   virtual void channel_statistics(const ChannelNorm& spec, const T* x, T* mean, T* var) const = 0;
   /// y = (x - mean) rstd gain + bias with given mean and var [channels]; rstd [channels] is written.
-  virtual void channel_forward(const ChannelNorm& spec, const T* x, const T* mean, const T* var, const T* gain, const T* bias, T* y, T* rstd) const = 0;
+  virtual void channel_forward(const ChannelNorm& spec, const T* x, const T* mean, const T* var, const T* gain, const T* bias, T* y,
+                               T* rstd) const = 0;
   /// Backward through normalisation and statistics. With `given_statistics` (evaluation) mean and var were constants.
-  virtual void channel_backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
-                                T* dgain, T* dbias) const = 0;
+  virtual void channel_backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy,
+                                T* dx, T* dgain, T* dbias) const = 0;
 };
 
 }  // namespace lamina::kernels

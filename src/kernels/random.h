@@ -1,6 +1,6 @@
 #pragma once
-// Philox4x32-10 streams: block b of stream `key` is philox(counter = {b, 0}, key), four 32-bit numbers. Element i of a 32-bit kind uses number i % 4 of
-// block counter + i / 4; of a 64-bit kind (two numbers each) the pair i % 2 of block counter + i / 2.
+// Philox4x32-10 streams: block b of stream `key` is philox(counter = {b, 0}, key), four 32-bit numbers. Element i of a 32-bit kind uses number i % 4
+// of block counter + i / 4; of a 64-bit kind (two numbers each) the pair i % 2 of block counter + i / 2.
 
 #include <cstdint>
 

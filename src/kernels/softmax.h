@@ -16,10 +16,11 @@ struct SoftmaxKernels {
 
   /// loss[n] = -(1 - smoothing) log p[n, label] - smoothing mean_k log p[n, k]; 0 where label == ignore. Logits are [rows, classes]; lse [rows] is
   /// log-sum-exp per row, written. Labels are checked by the caller.
-  virtual void cross_entropy(int64_t rows, int64_t classes, const T* logits, const int64_t* labels, int64_t ignore, double smoothing, T* loss, T* lse) const = 0;
+  virtual void cross_entropy(int64_t rows, int64_t classes, const T* logits, const int64_t* labels, int64_t ignore, double smoothing, T* loss,
+                             T* lse) const = 0;
   /// dlogits[n, k] = dloss[n] (softmax - target), rows with label == ignore 0. dloss is [rows].
-  virtual void cross_entropy_backward(int64_t rows, int64_t classes, const T* logits, const T* lse, const int64_t* labels, int64_t ignore, double smoothing,
-                                      const T* dloss, T* dlogits) const = 0;
+  virtual void cross_entropy_backward(int64_t rows, int64_t classes, const T* logits, const T* lse, const int64_t* labels, int64_t ignore,
+                                      double smoothing, const T* dloss, T* dlogits) const = 0;
 };
 
 }  // namespace lamina::kernels

@@ -1,8 +1,10 @@
 #include <lamina/autograd/graph.h>
 #include <lamina/ops/matmul.h>
+#include <lamina/ops/shape_ops.h>
 
 #include <algorithm>
 
+#include "core/tensor_impl.h"
 #include "kernels/kernels.h"
 #include "ops/broadcast.h"
 
@@ -177,26 +179,20 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   return autograd::record(
       "linear", {x, weight, bias}, y, autograd::save({weight.requires_grad() ? x : Tensor(), x.requires_grad() ? weight : Tensor()}),
       [rows, in, out, x_shape = x.shape()](Backward& b) {
-        with_float("linear", b.dy().dtype(), [&](auto zero) {
+        const Tensor& dy = b.dy();
+        if (b.needs(1)) b.give_product(1, detail::view(dy, {rows, out}), detail::view(b.saved(0), {rows, in}));  // dW = dy^T x
+        with_float("linear", dy.dtype(), [&](auto zero) {
           using T = decltype(zero);
-          const Device device = b.dy().device();
-          const DType dtype = b.dy().dtype();
-          const T* dy = b.dy().data<T>();
-          const auto& gemm = kernels::gemm<T>(device);
           if (b.needs(0)) {  // dx = dy W
-            Tensor dx = Tensor::empty(x_shape, dtype, device);
-            gemm.gemm(rows, in, out, {dy, leading(out)}, {b.saved(1).data<T>(), leading(in)}, T(0), dx.mutable_data<T>(), leading(in));
-            b.give(0, dx);
-          }
-          if (b.needs(1)) {  // dW = dy^T x
-            Tensor dw = Tensor::empty({out, in}, dtype, device);
-            gemm.gemm(out, in, rows, {dy, leading(out), true}, {b.saved(0).data<T>(), leading(in)}, T(0), dw.mutable_data<T>(), leading(in));
-            b.give(1, dw);
+            Tensor dx = Tensor::empty(x_shape, dy.dtype(), dy.device());
+            kernels::gemm<T>(dy.device())
+                .gemm(rows, in, out, {dy.data<T>(), leading(out)}, {b.saved(1).data<T>(), leading(in)}, T(0), dx.mutable_data<T>(), leading(in));
+            b.give(0, std::move(dx));
           }
           if (b.needs(2)) {  // db = column sums of dy
-            Tensor db = Tensor::empty({out}, dtype, device);
-            kernels::reduce<T>(device).reduce(kernels::Reduction::sum, 1, rows, out, dy, db.mutable_data<T>());
-            b.give(2, db);
+            Tensor db = Tensor::empty({out}, dy.dtype(), dy.device());
+            kernels::reduce<T>(dy.device()).reduce(kernels::Reduction::sum, 1, rows, out, dy.data<T>(), db.mutable_data<T>());
+            b.give(2, std::move(db));
           }
         });
       });

@@ -28,18 +28,22 @@ bool Adam::step() {
   if (check_finite && !gradients_finite()) return false;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
-    if (!gradient_of(*entry.parameter)) continue;
-    const Tensor grad = entry.parameter->grad();
+    const detail::Gradient* gradient = gradient_of(*entry.parameter);
+    if (!gradient) continue;
     Tensor& p = entry.parameter->tensor();
     follow(p, m_[i]);
     follow(p, v_[i]);
-    const kernels::StepState state{.t = ++t_[i], .lr = lr_ * entry.lr_factor};
+    const kernels::StepState state{.t = ++t_[i], .lr = lr_ * entry.lr_factor, .grad_scale = gradient->scale};
     const kernels::AdamSpec spec{
         .beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps, .weight_decay = entry.weight_decay, .decoupled = decoupled_};
     with_float(name_, p.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      kernels::optimizer<T>(p.device())
-          .adam(&state, spec, p.numel(), p.mutable_data<T>(), grad.data<T>(), m_[i].mutable_data<T>(), v_[i].mutable_data<T>());
+      const auto& optimizer = kernels::optimizer<T>(p.device());
+      T *const values = p.mutable_data<T>(), *const m = m_[i].mutable_data<T>(), *const v = v_[i].mutable_data<T>();
+      if (gradient->dense.defined())
+        optimizer.adam(&state, spec, p.numel(), values, gradient->dense.data<T>(), m, v);
+      else
+        optimizer.adam(&state, spec, rank_update<T>(*gradient, p.shape()), values, m, v);
     });
   }
   return true;

@@ -9,6 +9,7 @@
 
 #include "core/format.h"
 #include "core/tensor_impl.h"
+#include "kernels/kernels.h"
 
 namespace lamina::optim {
 
@@ -27,6 +28,20 @@ inline double check_fraction(const char* where, const char* option, double value
 inline detail::Gradient* gradient_of(const nn::Parameter& parameter) {
   detail::Gradient& gradient = parameter.tensor().impl()->gradient;
   return parameter.frozen() || !gradient.defined() ? nullptr : &gradient;
+}
+
+/// The rows of a factored gradient, for the fused updates.
+template <class T>
+kernels::RankUpdate<T> rank_update(const detail::Gradient& gradient, const Shape& shape) {
+  static_assert(kernels::RankUpdate<T>::max_rows >= detail::max_factor_rows);
+  kernels::RankUpdate<T> update{.out = shape[0], .in = shape[1]};
+  for (const detail::Factors& pair : gradient.factors) {
+    for (int64_t row = 0; row < pair.x.size(0); ++row, ++update.rows) {
+      update.dy[static_cast<size_t>(update.rows)] = pair.dy.data<T>() + row * update.out;
+      update.x[static_cast<size_t>(update.rows)] = pair.x.data<T>() + row * update.in;
+    }
+  }
+  return update;
 }
 
 /// Gives a moment the dtype and device of its parameter, which may have been cast or moved since; a fresh one is zero.

@@ -19,12 +19,12 @@ bool SGD::step() {
   if (check_finite && !gradients_finite()) return false;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Entry& entry = entries_[i];
-    if (!gradient_of(*entry.parameter)) continue;
-    const Tensor grad = entry.parameter->grad();
+    const detail::Gradient* gradient = gradient_of(*entry.parameter);
+    if (!gradient) continue;
     Tensor& p = entry.parameter->tensor();
     const bool with_momentum = options_.momentum != 0, first = !velocity_[i].defined();
     if (with_momentum) follow(p, velocity_[i]);
-    const kernels::StepState state{.lr = lr_ * entry.lr_factor};
+    const kernels::StepState state{.lr = lr_ * entry.lr_factor, .grad_scale = gradient->scale};
     const kernels::SgdSpec spec{.momentum = options_.momentum,
                                 .dampening = options_.dampening,
                                 .weight_decay = entry.weight_decay,
@@ -33,7 +33,11 @@ bool SGD::step() {
     with_float("sgd", p.dtype(), [&](auto zero) {
       using T = decltype(zero);
       T* velocity = with_momentum ? velocity_[i].mutable_data<T>() : nullptr;
-      kernels::optimizer<T>(p.device()).sgd(&state, spec, p.numel(), p.mutable_data<T>(), grad.data<T>(), velocity);
+      const auto& optimizer = kernels::optimizer<T>(p.device());
+      if (gradient->dense.defined())
+        optimizer.sgd(&state, spec, p.numel(), p.mutable_data<T>(), gradient->dense.data<T>(), velocity);
+      else
+        optimizer.sgd(&state, spec, rank_update<T>(*gradient, p.shape()), p.mutable_data<T>(), velocity);
     });
   }
   return true;

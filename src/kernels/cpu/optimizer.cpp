@@ -1,7 +1,8 @@
-// SGD and Adam updates: one pass, every array read once and written once.
+// SGD and Adam updates: one pass, every array read once and written once. A gradient comes from memory or, row by row, from its factors.
 
 #include <lamina/core/parallel.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/kernels.h"
@@ -23,55 +24,149 @@ HWY_INLINE Vec<T> set_to(double value) {
   return set(static_cast<T>(value));
 }
 
+/// A stretch of a gradient in memory.
 template <class T>
-struct CpuOptimizer final : OptimizerKernels<T> {
-  void sgd(const StepState* state, const SgdSpec& spec, int64_t n, T* p, const T* g, T* velocity) const override {
-    if (state->finite == 0) return;
-    const bool decays = spec.weight_decay != 0;
-    parallel_for(n, parallel_elements, [&](int64_t first, int64_t last) HWY_ATTR {
-      const Vec<T> scale = set_to<T>(state->grad_scale), decay = set_to<T>(spec.weight_decay), step = set_to<T>(state->lr);
-      const Vec<T> momentum = set_to<T>(spec.momentum), fresh = set_to<T>(1 - spec.dampening);
-      T *const ps = p + first, *const vs = velocity ? velocity + first : nullptr;
-      const T* const gs = g + first;
-      for_each_vector<T>(last - first, [&](auto at) HWY_ATTR {
-        const Vec<T> p_v = at.load(ps);
-        Vec<T> d = hn::Mul(at.load(gs), scale);
-        if (decays) d = hn::MulAdd(p_v, decay, d);
-        if (vs) {
-          const Vec<T> v = spec.first ? d : hn::MulAdd(momentum, at.load(vs), hn::Mul(fresh, d));
-          at.store(vs, v);
-          d = spec.nesterov ? hn::MulAdd(momentum, v, d) : v;
-        }
-        at.store(ps, hn::NegMulAdd(step, d, p_v));
-      });
+struct InMemory {
+  const T* g;
+  template <class At>
+  HWY_INLINE Vec<T> operator()(At at) const {
+    return at.load(g);
+  }
+};
+
+/// Row o of a product dy^T x: the chain of fused multiply-adds that the own product kernel makes, so that the bits are the same.
+template <class T, int kRows>
+struct ProductRow {
+  HWY_INLINE ProductRow(const RankUpdate<T>& product, int64_t o) : x(product.x.data()) {
+    for (int r = 0; r < kRows; ++r) dy[r] = set(product.dy[static_cast<size_t>(r)][o]);
+  }
+  template <class At>
+  HWY_INLINE Vec<T> operator()(At at) const {
+    Vec<T> g = zero<T>();
+    for (int r = 0; r < kRows; ++r) g = hn::MulAdd(dy[r], at.load(x[r]), g);
+    return g;
+  }
+  Vec<T> dy[kRows];
+  const T* const* x;
+};
+
+template <class T>
+struct SgdRule {
+  SgdRule(const StepState& state, const SgdSpec& spec, T* parameters, T* velocities)
+      : p(parameters),
+        velocity(velocities),
+        decays(spec.weight_decay != 0),
+        nesterov(spec.nesterov),
+        first(spec.first),
+        scale(state.grad_scale),
+        decay(spec.weight_decay),
+        lr(state.lr),
+        momentum(spec.momentum),
+        fresh(1 - spec.dampening) {}
+
+  /// The update of n elements from `begin`, whose gradient is `g`.
+  template <class Source>
+  HWY_INLINE void operator()(const Source& g, int64_t begin, int64_t n) const {
+    const Vec<T> scale_v = set_to<T>(scale), decay_v = set_to<T>(decay), step = set_to<T>(lr), momentum_v = set_to<T>(momentum),
+                 fresh_v = set_to<T>(fresh);
+    T *const ps = p + begin, *const vs = velocity ? velocity + begin : nullptr;
+    for_each_vector<T>(n, [&](auto at) HWY_ATTR {
+      const Vec<T> p_v = at.load(ps);
+      Vec<T> d = hn::Mul(g(at), scale_v);
+      if (decays) d = hn::MulAdd(p_v, decay_v, d);
+      if (vs) {
+        const Vec<T> v = first ? d : hn::MulAdd(momentum_v, at.load(vs), hn::Mul(fresh_v, d));
+        at.store(vs, v);
+        d = nesterov ? hn::MulAdd(momentum_v, v, d) : v;
+      }
+      at.store(ps, hn::NegMulAdd(step, d, p_v));
     });
   }
 
-  void adam(const StepState* state, const AdamSpec& spec, int64_t n, T* p, const T* g, T* m, T* v) const override {
-    if (state->finite == 0) return;
-    const double t = static_cast<double>(state->t);
-    const double correction1 = 1 - std::pow(spec.beta1, t), correction2 = 1 - std::pow(spec.beta2, t);
-    const bool coupled = spec.weight_decay != 0 && !spec.decoupled;
-    parallel_for(n, parallel_elements, [&](int64_t first, int64_t last) HWY_ATTR {
-      const Vec<T> scale = set_to<T>(state->grad_scale), decay = set_to<T>(spec.weight_decay);
-      const Vec<T> keep = set_to<T>(spec.decoupled ? 1 - state->lr * spec.weight_decay : 1.0);
-      const Vec<T> beta1 = set_to<T>(spec.beta1), fresh1 = set_to<T>(1 - spec.beta1), beta2 = set_to<T>(spec.beta2),
-                   fresh2 = set_to<T>(1 - spec.beta2);
-      const Vec<T> step = set_to<T>(state->lr / correction1), root_scale = set_to<T>(1 / std::sqrt(correction2)), eps = set_to<T>(spec.eps);
-      T *const ps = p + first, *const ms = m + first, *const vs = v + first;
-      const T* const gs = g + first;
-      for_each_vector<T>(last - first, [&](auto at) HWY_ATTR {
-        const Vec<T> p_v = at.load(ps);
-        Vec<T> d = hn::Mul(at.load(gs), scale);
-        if (coupled) d = hn::MulAdd(p_v, decay, d);
-        const Vec<T> m_v = hn::MulAdd(beta1, at.load(ms), hn::Mul(fresh1, d));
-        const Vec<T> v_v = hn::MulAdd(beta2, at.load(vs), hn::Mul(fresh2, hn::Mul(d, d)));
-        at.store(ms, m_v);
-        at.store(vs, v_v);
-        const Vec<T> denominator = hn::MulAdd(hn::Sqrt(v_v), root_scale, eps);
-        at.store(ps, hn::NegMulAdd(step, hn::Div(m_v, denominator), hn::Mul(p_v, keep)));
-      });
+  T *p, *velocity;
+  bool decays, nesterov, first;
+  double scale, decay, lr, momentum, fresh;
+};
+
+template <class T>
+struct AdamRule {
+  AdamRule(const StepState& state, const AdamSpec& spec, T* parameters, T* first_moments, T* second_moments)
+      : p(parameters),
+        m(first_moments),
+        v(second_moments),
+        coupled(spec.weight_decay != 0 && !spec.decoupled),
+        scale(state.grad_scale),
+        decay(spec.weight_decay),
+        keep(spec.decoupled ? 1 - state.lr * spec.weight_decay : 1.0),
+        beta1(spec.beta1),
+        beta2(spec.beta2),
+        eps(spec.eps) {
+    const double t = static_cast<double>(state.t);
+    step = state.lr / (1 - std::pow(beta1, t));
+    root_scale = 1 / std::sqrt(1 - std::pow(beta2, t));
+  }
+
+  template <class Source>
+  HWY_INLINE void operator()(const Source& g, int64_t begin, int64_t n) const {
+    const Vec<T> scale_v = set_to<T>(scale), decay_v = set_to<T>(decay), keep_v = set_to<T>(keep), eps_v = set_to<T>(eps);
+    const Vec<T> beta1_v = set_to<T>(beta1), fresh1 = set_to<T>(1 - beta1), beta2_v = set_to<T>(beta2), fresh2 = set_to<T>(1 - beta2);
+    const Vec<T> step_v = set_to<T>(step), root_v = set_to<T>(root_scale);
+    T *const ps = p + begin, *const ms = m + begin, *const vs = v + begin;
+    for_each_vector<T>(n, [&](auto at) HWY_ATTR {
+      const Vec<T> p_v = at.load(ps);
+      Vec<T> d = hn::Mul(g(at), scale_v);
+      if (coupled) d = hn::MulAdd(p_v, decay_v, d);
+      const Vec<T> m_v = hn::MulAdd(beta1_v, at.load(ms), hn::Mul(fresh1, d));
+      const Vec<T> v_v = hn::MulAdd(beta2_v, at.load(vs), hn::Mul(fresh2, hn::Mul(d, d)));
+      at.store(ms, m_v);
+      at.store(vs, v_v);
+      const Vec<T> denominator = hn::MulAdd(hn::Sqrt(v_v), root_v, eps_v);
+      at.store(ps, hn::NegMulAdd(step_v, hn::Div(m_v, denominator), hn::Mul(p_v, keep_v)));
     });
+  }
+
+  T *p, *m, *v;
+  bool coupled;
+  double scale, decay, keep, beta1, beta2, eps, step, root_scale;
+};
+
+template <class T, class Rule>
+void update(const Rule& rule, int64_t n, const T* g) {
+  parallel_for(n, parallel_elements, [&](int64_t begin, int64_t end) HWY_ATTR { rule(InMemory<T>{g + begin}, begin, end - begin); });
+}
+
+template <int kRows, class T, class Rule>
+void update_rows(const Rule& rule, const RankUpdate<T>& product) {
+  parallel_for(product.out, std::max<int64_t>(1, parallel_elements / std::max<int64_t>(1, product.in)), [&](int64_t begin, int64_t end) HWY_ATTR {
+    for (int64_t o = begin; o < end; ++o) rule(ProductRow<T, kRows>(product, o), o * product.in, product.in);
+  });
+}
+
+template <class T, class Rule>
+void update(const Rule& rule, const RankUpdate<T>& product) {
+  switch (product.rows) {
+#define LAMINA_ROWS(n) \
+  case n: return update_rows<n>(rule, product);
+    LAMINA_ROWS(1)
+    LAMINA_ROWS(2) LAMINA_ROWS(3) LAMINA_ROWS(4) LAMINA_ROWS(5) LAMINA_ROWS(6) LAMINA_ROWS(7) LAMINA_ROWS(8) LAMINA_ROWS(9) LAMINA_ROWS(10)
+        LAMINA_ROWS(11) LAMINA_ROWS(12) LAMINA_ROWS(13) LAMINA_ROWS(14) LAMINA_ROWS(15) LAMINA_ROWS(16)
+#undef LAMINA_ROWS
+  }
+}
+
+template <class T>
+struct CpuOptimizer final : OptimizerKernels<T> {
+  void sgd(const StepState* state, const SgdSpec& spec, int64_t n, T* p, const T* g, T* velocity) const override {
+    if (state->finite != 0) update(SgdRule<T>(*state, spec, p, velocity), n, g);
+  }
+  void sgd(const StepState* state, const SgdSpec& spec, const RankUpdate<T>& g, T* p, T* velocity) const override {
+    if (state->finite != 0) update(SgdRule<T>(*state, spec, p, velocity), g);
+  }
+  void adam(const StepState* state, const AdamSpec& spec, int64_t n, T* p, const T* g, T* m, T* v) const override {
+    if (state->finite != 0) update(AdamRule<T>(*state, spec, p, m, v), n, g);
+  }
+  void adam(const StepState* state, const AdamSpec& spec, const RankUpdate<T>& g, T* p, T* m, T* v) const override {
+    if (state->finite != 0) update(AdamRule<T>(*state, spec, p, m, v), g);
   }
 };
 
