@@ -9,9 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fmt/format.h>
-
-#include <lamina/core/error.h>
+#include "core/format.h"
 
 namespace lamina::io {
 namespace {
@@ -22,7 +20,7 @@ namespace fs = std::filesystem;
 constexpr size_t max_transfer = size_t{1} << 30;
 
 [[noreturn]] void fail_errno(const fs::path& path, const char* action, int error = errno) {
-  fail_input("file", fmt::format("{}: cannot {}: {}", path.string(), action, std::generic_category().message(error)));
+  fail_input("file", "{}: cannot {}: {}", path.string(), action, std::generic_category().message(error));
 }
 
 template <class F>
@@ -45,7 +43,8 @@ int open_locked(const fs::path& temporary, const fs::path& path) {
     if (fd < 0) fail_errno(path, "write");
     // File systems without locks (some network ones) say so; there a run folder has a single writer anyway.
     retry([&] { return ::flock(fd, LOCK_EX); });
-    struct stat held {}, named {};
+    struct stat held {
+    }, named{};
     if (::fstat(fd, &held) == 0 && ::lstat(temporary.c_str(), &named) == 0 && held.st_ino == named.st_ino && held.st_dev == named.st_dev) return fd;
     ::close(fd);
   }
@@ -72,7 +71,7 @@ InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   if (error == 0) return;
   ::close(fd_);
   if (error > 0) fail_errno(path_, "read", error);
-  fail_input("file", fmt::format("{}: cannot read: Not a regular file", path_.string()));
+  fail_input("file", "{}: cannot read: Not a regular file", path_.string());
 }
 
 InputFile::~InputFile() { ::close(fd_); }
@@ -93,7 +92,7 @@ void InputFile::read_at(int64_t offset, void* out, size_t count) const {
     const auto at = static_cast<off_t>(offset) + static_cast<off_t>(done);
     const ssize_t n = retry([&] { return ::pread(fd_, static_cast<char*>(out) + done, std::min(count - done, max_transfer), at); });
     if (n < 0) fail_errno(path_, "read");
-    if (n == 0) fail_input("file", fmt::format("{}: cannot read: the file ends at byte {}", path_.string(), at));
+    if (n == 0) fail_input("file", "{}: cannot read: the file ends at byte {}", path_.string(), at);
     done += static_cast<size_t>(n);
   }
 }
@@ -130,7 +129,7 @@ void OutputFile::close() {
 
 std::string read_file(const fs::path& path, int64_t limit) {
   InputFile file(path);
-  if (file.size() > limit) fail_input("file", fmt::format("{}: holds {} bytes, at most {} are expected", path.string(), file.size(), limit));
+  if (file.size() > limit) fail_input("file", "{}: holds {} bytes, at most {} are expected", path.string(), file.size(), limit);
   std::string bytes(static_cast<size_t>(file.size()), '\0');
   bytes.resize(file.read(bytes.data(), bytes.size()));
   return bytes;

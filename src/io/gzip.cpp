@@ -5,11 +5,10 @@
 #include <new>
 #include <string_view>
 
-#include <fmt/format.h>
 #include <zlib.h>
 
-#include <lamina/core/error.h>
 #include <lamina/io/file.h>
+#include "core/format.h"
 
 namespace lamina::io {
 
@@ -30,7 +29,7 @@ struct GzipReader::State {
   }
   ~State() { inflateEnd(&stream); }
 
-  [[noreturn]] void fail(std::string_view what) const { fail_input("gzip", fmt::format("{}: {}", file.path().string(), what)); }
+  [[noreturn]] void fail(std::string_view what) const { fail_input("gzip", "{}: {}", file.path().string(), what); }
 
   bool refill() {
     stream.next_in = buffer.data();
@@ -60,9 +59,12 @@ struct GzipReader::State {
       const bool starting = between_members;
       between_members = false;
       const int result = inflate(&stream, Z_NO_FLUSH);
-      if (result == Z_STREAM_END) between_members = true;
-      else if (result == Z_MEM_ERROR) throw std::bad_alloc();
-      else if (result != Z_OK && result != Z_BUF_ERROR) fail_corrupt(starting);
+      if (result == Z_STREAM_END)
+        between_members = true;
+      else if (result == Z_MEM_ERROR)
+        throw std::bad_alloc();
+      else if (result != Z_OK && result != Z_BUF_ERROR)
+        fail_corrupt(starting);
     }
     return stream.avail_out;
   }
@@ -107,7 +109,7 @@ std::string read_gzip(const std::filesystem::path& path, int64_t limit) {
     bytes.resize(old_size + n);
     if (n < step) return bytes;
   }
-  fail_input("gzip", fmt::format("{}: holds more than the expected {} bytes", path.string(), limit));
+  fail_input("gzip", "{}: holds more than the expected {} bytes", path.string(), limit);
 }
 
 }  // namespace lamina::io

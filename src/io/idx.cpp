@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <lamina/io/gzip.h>
+#include "core/format.h"
 
 namespace lamina::io {
 namespace {
@@ -25,15 +25,19 @@ std::string describe_magic(uint32_t magic) {
   if (reversed == magic_of_rank_0 + 1 || reversed == magic_of_rank_0 + 3) return fmt::format("{} in little-endian order", reversed);
   if (magic > 0xffff) return "not an IDX file";
   const uint32_t type = magic >> 8;
-  constexpr std::array<const char*, 15> names = {nullptr, nullptr, nullptr,   nullptr, nullptr,   nullptr,   nullptr,  nullptr,
-                                                 "u8",    "i8",    nullptr, "i16",   "i32",     "f32",     "f64"};
+  constexpr std::array<const char*, 15> names = {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                                                 "u8",    "i8",    nullptr, "i16",   "i32",   "f32",   "f64"};
   if (type >= names.size() || names[type] == nullptr) return "not an IDX file";
   return fmt::format("elements {}, dimensions {}", names[type], magic & 0xff);
 }
 
-[[noreturn]] void fail_idx(const std::filesystem::path& path, const std::string& what) {
-  fail_input("idx", fmt::format("{}: {}", path.string(), what));
+// "60000 x 28 x 28 = 47040000 bytes", "10000 bytes".
+std::string describe_size(const std::vector<int64_t>& sizes, int64_t count) {
+  const std::string product = fmt::format("{}", fmt::join(sizes, " x "));
+  return sizes.size() == 1 ? product + " bytes" : fmt::format("{} = {} bytes", product, count);
 }
+
+[[noreturn]] void fail_idx(const std::filesystem::path& path, const std::string& what) { fail_input("idx", "{}: {}", path.string(), what); }
 
 // The dimensions after their checks, and the number of elements (which is the number of bytes).
 std::vector<int64_t> read_header(GzipReader& reader, const std::filesystem::path& path, int rank, int64_t& count) {
@@ -57,7 +61,7 @@ std::vector<int64_t> read_header(GzipReader& reader, const std::filesystem::path
     if (size == 0) fail_idx(path, fmt::format("dimensions: expected at least 1 each, got {}", product));
   const int64_t held = reader.max_size() - (reader.compressed() ? 0 : static_cast<int64_t>(header.size()));
   if (overflow || count > held)
-    fail_idx(path, fmt::format("the header says {}{} bytes, but the file {} {}", product, overflow ? "" : fmt::format(" = {}", count),
+    fail_idx(path, fmt::format("the header says {}, but the file {} {}", overflow ? product + " bytes" : describe_size(sizes, count),
                                reader.compressed() ? "cannot hold more than" : "holds only", held));
   return sizes;
 }
@@ -68,10 +72,10 @@ Tensor read_idx(const std::filesystem::path& path, int rank) {
   const std::vector<int64_t> sizes = read_header(reader, path, rank, count);
   Tensor result = Tensor::empty(Shape(std::span<const int64_t>(sizes)), DType::u8);
   const size_t got = reader.read({result.mutable_data<uint8_t>(), static_cast<size_t>(count)});
-  const std::string product = fmt::format("{} = {}", fmt::join(sizes, " x "), count);
-  if (static_cast<int64_t>(got) < count) fail_idx(path, fmt::format("the header says {} bytes, but the file holds only {}", product, got));
+  const std::string size = describe_size(sizes, count);
+  if (static_cast<int64_t>(got) < count) fail_idx(path, fmt::format("the header says {}, but the file holds only {}", size, got));
   uint8_t extra = 0;
-  if (reader.read({&extra, 1}) != 0) fail_idx(path, fmt::format("the header says {} bytes, but the file holds more", product));
+  if (reader.read({&extra, 1}) != 0) fail_idx(path, fmt::format("the header says {}, but the file holds more", size));
   return result;
 }
 
