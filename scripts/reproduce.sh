@@ -35,15 +35,10 @@ scripts/install_deps.sh --group build --group plot
 scripts/build.sh release
 
 mkdir -p "$out" || status=2 die "cannot make the folder $out"
-table=$out/table.txt
+# The program's standard output is the table and where the rest is; tee must outlive a Ctrl-C, upon which the program saves first.
 result=0
-build/release/bin/mnist_batchsize --out "$out" --resume "${options[@]}" | tee "$out/output.partial" || result=$?
-((result == 0)) || status=$result die "mnist_batchsize ended with code $result; what is finished is kept in $out, and the same command continues it"
-mv "$out/output.partial" "$table"
-scripts/plot.py "$out" >/dev/null
-
-say
-say "table    $table"
-say "metrics  $out/<norm>-n<batch size>-s<seed>/metrics.csv"
-say "figure   $out/figure.svg"
-say "         $out/figure.png"
+build/release/bin/mnist_batchsize --out "$out" --resume "${options[@]}" | tee -i "$out/table.partial" || result=$?
+((result == 0)) || status=$result die "mnist_batchsize ended with code $result; finished epochs are kept in $out, and the same command continues"
+mv "$out/table.partial" "$out/table.txt"
+[[ -s $out/figure.svg && -s $out/figure.png || " ${options[*]} " == *" --no-figure "* ]] || die "the table is in $out/table.txt, but there is no figure (the reason is above)"
+say "table               $out/table.txt"
