@@ -1,0 +1,92 @@
+#include "common/cli.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include <fmt/format.h>
+
+namespace lamina::cli {
+namespace {
+
+int report(const std::string& program, std::string message, int code) {
+  std::ranges::replace(message, '\n', ' ');
+  std::fflush(stdout);
+  std::fprintf(stderr, "%s: %s\n", program.c_str(), message.c_str());
+  return code;
+}
+
+// CLI11's words for a config file, in ours.
+std::string reworded(const CLI::ParseError& error) {
+  const std::string message = error.what(), extras = "INI was not able to parse ";
+  if (message.starts_with(extras)) return "--config: unknown key '" + message.substr(extras.size()) + "' in the file";
+  return message;
+}
+
+CLI::Validator check(const std::string& expected, const std::function<bool(double)>& accepts) {
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        double value = 0;
+        const bool number = CLI::detail::lexical_cast(text, value) && std::isfinite(value);
+        return number && accepts(value) ? "" : fmt::format("expected {}, got {}", expected, text);
+      },
+      "");
+}
+
+}  // namespace
+
+int run(const std::string& program, const std::function<int()>& body) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  try {
+    const int code = body();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout))
+      return report(program, fmt::format("cannot write to standard output: {}", std::strerror(errno)), 1);
+    return code;
+  } catch (const InputError& error) {
+    return report(program, error.what(), 2);
+  } catch (const std::bad_alloc&) {
+    return report(program, "out of memory", 1);
+  } catch (const std::exception& error) {
+    return report(program, error.what(), 1);
+  }
+}
+
+bool parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return false;
+  } catch (const CLI::CallForVersion& version) {
+    std::fprintf(stdout, "%s\n", version.what());
+    return false;
+  } catch (const CLI::ParseError& error) {
+    throw InputError(reworded(error) + " (--help lists the options)");
+  }
+  return true;
+}
+
+void set_up(CLI::App& app) {
+  app.option_defaults()->always_capture_default();
+  app.set_config("--config", "", "Read options from this TOML file (name = value, names as here without the dashes)")->type_name("FILE");
+  app.allow_config_extras(CLI::config_extras_mode::error);
+  app.get_formatter()->column_width(34);
+}
+
+CLI::Validator at_least(double least) {
+  return check(fmt::format("at least {}", least), [=](double x) { return x >= least; });
+}
+CLI::Validator greater_than(double limit) {
+  return check(fmt::format("a number above {}", limit), [=](double x) { return x > limit; });
+}
+CLI::Validator from_to_below(double low, double high) {
+  return check(fmt::format("a number from {} to below {}", low, high), [=](double x) { return x >= low && x < high; });
+}
+
+void fail_twice(const std::string& option, const std::string& value) { throw InputError(fmt::format("{}: {} is named twice", option, value)); }
+
+}  // namespace lamina::cli

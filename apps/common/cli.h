@@ -1,0 +1,50 @@
+#pragma once
+// What the programs share: one line for every error, exit codes (0 done, 1 failed, 2 bad usage or input), options checked by name.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include <lamina/core/error.h>
+
+namespace lamina::cli {
+
+/// Runs the body of a program and returns its exit code. InputError gives one line on standard error and 2, other exceptions one line and 1; so does
+/// output that could not be written (a full disk shows only when the last of it is flushed). A write beyond the file size limit is an error, not a
+/// signal.
+int run(const std::string& program, const std::function<int()>& body);
+
+/// Parses the command line. Prints the help or version when asked for and returns false; throws InputError for anything wrong. Unknown keys of a
+/// config file are wrong.
+bool parse(CLI::App& app, int argc, char** argv);
+
+/// A fresh app whose help shows every default, with "--config FILE" (TOML).
+void set_up(CLI::App& app);
+
+/// Checks of a number: "expected at least 1, got 0".
+CLI::Validator at_least(double least);
+CLI::Validator greater_than(double limit);
+/// low <= x < high.
+CLI::Validator from_to_below(double low, double high);
+
+/// Throws InputError "--option: 'value' is named twice" when it is.
+template <class T>
+void require_distinct(const std::string& option, const std::vector<T>& values);
+
+[[noreturn]] void fail_twice(const std::string& option, const std::string& value);
+
+template <class T>
+void require_distinct(const std::string& option, const std::vector<T>& values) {
+  for (size_t i = 0; i < values.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      if (values[i] == values[j]) {
+        if constexpr (std::is_arithmetic_v<T>)
+          fail_twice(option, std::to_string(values[i]));
+        else
+          fail_twice(option, values[i]);
+      }
+}
+
+}  // namespace lamina::cli

@@ -1,0 +1,212 @@
+#include "mnist_batchsize/options.h"
+
+#include <fmt/format.h>
+
+#include <lamina/nn/init.h>
+#include <lamina/optim/schedule.h>
+
+#include "common/cli.h"
+
+namespace lamina::mnist_batchsize {
+namespace {
+
+constexpr const char* description =
+    "Trains the permutation-invariant MNIST net of \"Layer Normalization\" (Ba, Kiros, Hinton 2016, section 6.6) for every norm, batch size and "
+    "seed,\n"
+    "and draws the paper's figure 6: training NLL and test error against epochs. The first 5,000 training images validate, the others train.\n"
+    "Training NLL is the mean over an epoch's batches, each at the weights it met. A last batch of one image is left out of training.";
+constexpr const char* footer =
+    "Each run leaves OUT/<norm>-n<batch size>-s<seed>/: run.json, metrics.csv, last.safetensors (to resume), best.safetensors (lowest validation\n"
+    "error, PyTorch's names). Results go to standard output, progress to standard error.\n"
+    "Exit codes: 0 done, 1 failed (e.g. a loss that is not finite), 2 bad usage or input, 130 or 143 stopped by a signal and saved.";
+
+void add_experiment(CLI::App& app, Options& o) {
+  const std::string group = "What is run";
+  app.add_option("--norms", o.norms, "Normalisers: any of none, layer, batch")->delimiter(',')->group(group)->type_name("LIST");
+  app.add_option("--batch-sizes", o.batch_sizes, "Batch sizes")->delimiter(',')->group(group)->type_name("LIST")->check(cli::at_least(1));
+  app.add_option("--seeds", o.seeds, "Seeds of initial weights and order of images; the figure shows mean and band over them")
+      ->delimiter(',')
+      ->group(group)
+      ->type_name("LIST")
+      ->check(cli::at_least(0));
+  app.add_option("--epochs", o.epochs, "Passes over the training images")->group(group)->type_name("N")->check(cli::at_least(1));
+  app.add_option("--limit", o.limit, "Train on the first N training images only; 0: all")->group(group)->type_name("N")->check(cli::at_least(0));
+  app.add_option("--dataset", o.dataset, "Images: mnist or fashion")->group(group)->type_name("NAME")->check(CLI::IsMember({"mnist", "fashion"}));
+  app.add_option("--patience", o.patience, "Stop a run after N epochs without a lower validation error; 0: never")
+      ->group(group)
+      ->type_name("N")
+      ->check(cli::at_least(0));
+}
+
+void add_files(CLI::App& app, Options& o) {
+  const std::string group = "Files and output";
+  app.add_option("--data", o.data, "Folder of the four IDX files, plain or gzipped; empty: the data that comes with lamina")
+      ->group(group)
+      ->type_name("DIR");
+  app.add_option("--out", o.out, "Folder for the results, made if missing")->group(group)->type_name("DIR");
+  app.add_flag("--resume", o.resume, "Skip runs that are finished in OUT and continue those that are not, bitwise as if never stopped")->group(group);
+  app.add_option("--eval-every", o.eval_every, "Also evaluate every N steps; 0: after each epoch only")
+      ->group(group)
+      ->type_name("N")
+      ->check(cli::at_least(0));
+  app.add_option("--checkpoint-every", o.checkpoint_every, "Also save every N steps; 0: after each epoch only")
+      ->group(group)
+      ->type_name("N")
+      ->check(cli::at_least(0));
+  app.add_flag("--json", o.json, "Print the results as JSON in the last line; errors as fractions")->group(group);
+  app.add_flag("--no-figure", o.no_figure, "Do not draw the figure (it needs python3 with matplotlib)")->group(group);
+}
+
+void add_model(CLI::App& app, Options& o) {
+  const std::string group = "Choices the paper leaves open: model";
+  app.add_option("--hidden", o.hidden, "Widths of the hidden layers")->delimiter(',')->group(group)->type_name("LIST")->check(cli::at_least(1));
+  app.add_option("--init", o.init,
+                 "Initial weights: pytorch (U(-b, b), b = 1/sqrt(inputs), biases too), xavier_uniform, xavier_normal, he_uniform, "
+                 "he_normal, orthogonal, normal:STD, uniform:BOUND")
+      ->group(group)
+      ->type_name("RULE");
+  app.add_flag("--norm-output", o.norm_output, "Normalise the logits too")->group(group);
+  app.add_flag("--norm-after-relu", o.norm_after_relu, "Linear, ReLU, norm instead of linear, norm, ReLU")->group(group);
+  app.add_option("--input-range", o.input_range, "Pixels: unit ([0, 1]) or standard (mean 0, variance 1 over the training images)")
+      ->group(group)
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"unit", "standard"}));
+  app.add_option("--bn-momentum", o.bn_momentum, "Batch norm: running = (1 - momentum) running + momentum batch")
+      ->group(group)
+      ->type_name("X")
+      ->check(cli::from_to_below(0, 1.0000001));
+  app.add_option("--bn-eval", o.bn_eval,
+                 "Batch norm evaluates with running averages (running), or with averages of an extra pass over the training images before each "
+                 "evaluation (population)")
+      ->group(group)
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"running", "population"}));
+  app.add_option(
+         "--bn-variance", o.bn_variance,
+         fmt::format("Batch norm's variance in training: biased, unbiased, or auto: unbiased (the paper's choice for its small batch) for batch "
+                     "sizes below {}, else biased",
+                     small_batch))
+      ->group(group)
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "biased", "unbiased"}));
+}
+
+void add_optimizer(CLI::App& app, Options& o) {
+  const std::string group = "Choices the paper leaves open: optimiser";
+  app.add_option("--optimizer", o.optimizer, "adam (the paper's) or sgd")->group(group)->type_name("NAME")->check(CLI::IsMember({"adam", "sgd"}));
+  app.add_option("--lr", o.lr, "Learning rate")->group(group)->type_name("X")->check(cli::greater_than(0));
+  app.add_option("--beta1", o.beta1, "Adam: decay of the first moment")->group(group)->type_name("X")->check(cli::from_to_below(0, 1));
+  app.add_option("--beta2", o.beta2, "Adam: decay of the second moment")->group(group)->type_name("X")->check(cli::from_to_below(0, 1));
+  app.add_option("--eps", o.eps, "Adam: added to the root of the second moment")->group(group)->type_name("X")->check(cli::greater_than(0));
+  app.add_option("--momentum", o.momentum, "SGD: momentum")->group(group)->type_name("X")->check(cli::from_to_below(0, 1));
+  app.add_option("--clip-norm", o.clip_norm, "Scale gradients to at most this joint norm; 0: never")
+      ->group(group)
+      ->type_name("X")
+      ->check(cli::at_least(0));
+  app.add_option("--schedule", o.schedule,
+                 "Factor on the learning rate, by step: constant, step:PERIOD:FACTOR, cosine:STEPS, linear:STEPS, inverse_sqrt; "
+                 "\"warmup=STEPS,\" before")
+      ->group(group)
+      ->type_name("RULE");
+}
+
+void add_machine(CLI::App& app, Options& o) {
+  const std::string group = "Machine";
+  app.add_option("--device", o.device, "auto (a GPU if there is one), cpu, cuda")->group(group)->type_name("NAME");
+  app.add_option("--threads", o.threads, "Threads; 0: all cores this process may use")->group(group)->type_name("N")->check(cli::at_least(0));
+}
+
+// What single options cannot see.
+void check(const Options& o) {
+  const auto named = [](const char* option, auto&& parse) {
+    try {
+      parse();
+    } catch (const InputError& error) {
+      throw InputError(fmt::format("{}: {}", option, error.what()));
+    }
+  };
+  if (o.norms.empty() || o.batch_sizes.empty() || o.seeds.empty()) throw InputError("--norms, --batch-sizes, --seeds: expected at least one of each");
+  cli::require_distinct("--norms", o.norms);
+  cli::require_distinct("--batch-sizes", o.batch_sizes);
+  cli::require_distinct("--seeds", o.seeds);
+  for (const std::string& norm : o.norms) named("--norms", [&] { nn::NormSpec::parse(norm); });
+  for (const Cell& cell : grid(o))
+    if (cell.norm == "batch" && cell.batch_size == 1)
+      throw InputError("--batch-sizes: batch norm needs at least 2 images in a batch, got 1 (leave 'batch' out of --norms)");
+  named("--init", [&] { nn::init::parse(o.init, Shape{1, 1}); });
+  named("--schedule", [&] { optim::Schedule::parse(o.schedule); });
+  named("--device", [&] { Device::parse(o.device); });
+  if (o.threads > 1024) throw InputError(fmt::format("--threads: expected at most 1024, got {}", o.threads));
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, char** argv) {
+  Options options;
+  CLI::App app(description, "mnist_batchsize");
+  cli::set_up(app);
+  app.footer(footer);
+  add_experiment(app, options);
+  add_files(app, options);
+  add_model(app, options);
+  add_optimizer(app, options);
+  add_machine(app, options);
+  if (!cli::parse(app, argc, argv)) return std::nullopt;
+  check(options);
+  return options;
+}
+
+std::string Cell::name() const { return fmt::format("{}-n{}-s{}", norm, batch_size, seed); }
+
+std::vector<Cell> grid(const Options& options) {
+  std::vector<Cell> cells;
+  for (const int64_t batch_size : options.batch_sizes)
+    for (const std::string& norm : options.norms)
+      for (const int64_t seed : options.seeds) cells.push_back({norm, batch_size, seed});
+  return cells;
+}
+
+bool unbiased_variance(const Options& options, int64_t batch_size) {
+  return options.bn_variance == "unbiased" || (options.bn_variance == "auto" && batch_size < small_batch);
+}
+
+train::RunInfo describe(const Options& o, const Cell& cell) {
+  train::Config config{{"norm", cell.norm},
+                       {"batch_size", cell.batch_size},
+                       {"seed", cell.seed},
+                       {"dataset", o.dataset},
+                       {"limit", o.limit},
+                       {"epochs", o.epochs},
+                       {"hidden", o.hidden},
+                       {"init", o.init},
+                       {"norm_output", o.norm_output},
+                       {"norm_after_relu", o.norm_after_relu},
+                       {"input_range", o.input_range}};
+  if (cell.norm == "batch") {
+    config.emplace_back("bn_momentum", o.bn_momentum);
+    config.emplace_back("bn_eval", o.bn_eval);
+    config.emplace_back("bn_variance", std::string(unbiased_variance(o, cell.batch_size) ? "unbiased" : "biased"));
+  }
+  config.emplace_back("optimizer", o.optimizer);
+  config.emplace_back("lr", o.lr);
+  if (o.optimizer == "adam") {
+    config.emplace_back("beta1", o.beta1);
+    config.emplace_back("beta2", o.beta2);
+    config.emplace_back("eps", o.eps);
+  } else {
+    config.emplace_back("momentum", o.momentum);
+  }
+  config.emplace_back("clip_norm", o.clip_norm);
+  config.emplace_back("schedule", o.schedule);
+  config.emplace_back("patience", o.patience);
+  config.emplace_back("eval_every", o.eval_every);
+  config.emplace_back("checkpoint_every", o.checkpoint_every);
+  config.emplace_back("data", o.data);
+  return {"mnist_batchsize",
+          std::move(config),
+          {"epochs", "patience", "eval_every", "checkpoint_every", "data"},
+          static_cast<uint64_t>(cell.seed),
+          Device::parse(o.device)};
+}
+
+}  // namespace lamina::mnist_batchsize

@@ -1,0 +1,99 @@
+#include "mnist_batchsize/report.h"
+
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include <fmt/format.h>
+
+namespace lamina::mnist_batchsize {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* python = "/usr/bin/python3";  // the system's: matplotlib is a package of the system
+
+std::string quoted(const std::string& text) {
+  std::string result = "'";
+  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return result + "'";
+}
+
+fs::path plot_script() {
+  for (const char* candidate : {LAMINA_SOURCE_SCRIPTS "/plot.py", LAMINA_INSTALL_DATA "/plot.py"}) {
+    std::error_code ignored;
+    if (fs::exists(candidate, ignored)) return candidate;
+  }
+  return {};
+}
+
+struct Row {
+  std::string norm;
+  int64_t batch_size = 0;
+  std::vector<Result> seeds;
+
+  double mean(double Result::*field) const {
+    double sum = 0;
+    for (const Result& result : seeds) sum += result.*field;
+    return sum / static_cast<double>(seeds.size());
+  }
+};
+
+std::vector<Row> rows_of(const std::vector<Result>& results) {
+  std::vector<Row> rows;
+  for (const Result& result : results) {
+    auto row =
+        std::find_if(rows.begin(), rows.end(), [&](const Row& r) { return r.norm == result.cell.norm && r.batch_size == result.cell.batch_size; });
+    if (row == rows.end()) row = rows.insert(rows.end(), {result.cell.norm, result.cell.batch_size, {}});
+    row->seeds.push_back(result);
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::string table(const std::vector<Result>& results) {
+  std::string text = fmt::format("{:<6} {:>10} {:>6} {:>7} {:>15} {:>16} {:>13} {:>10} {:>10}\n", "norm", "batch size", "seeds", "epochs",
+                                 "best test err", "final test err", "train NLL", "s/epoch", "samples/s");
+  for (const Row& row : rows_of(results))
+    text += fmt::format("{:<6} {:>10} {:>6} {:>7} {:>13.2f} % {:>14.2f} % {:>13.4g} {:>10.3g} {:>10}\n", row.norm, row.batch_size, row.seeds.size(),
+                        row.seeds.front().epochs, row.mean(&Result::best_test_error) * 100, row.mean(&Result::final_test_error) * 100,
+                        row.mean(&Result::final_train_nll), row.mean(&Result::seconds_per_epoch),
+                        train::format_count(row.mean(&Result::samples_per_second)));
+  return text;
+}
+
+std::string json(const std::vector<Result>& results) {
+  std::string runs;
+  for (const Result& result : results)
+    runs += (runs.empty() ? "" : ", ") + train::to_json(train::Config{{"norm", result.cell.norm},
+                                                                      {"batch_size", result.cell.batch_size},
+                                                                      {"seed", result.cell.seed},
+                                                                      {"epochs", result.epochs},
+                                                                      {"best_test_error", result.best_test_error},
+                                                                      {"final_test_error", result.final_test_error},
+                                                                      {"final_train_nll", result.final_train_nll},
+                                                                      {"seconds_per_epoch", result.seconds_per_epoch},
+                                                                      {"samples_per_second", result.samples_per_second}});
+  return "{\"runs\": [" + runs + "]}";
+}
+
+std::string draw_figure(const Options& options) {
+  const fs::path script = plot_script();
+  if (script.empty()) return "plot.py is neither in " LAMINA_SOURCE_SCRIPTS " nor in " LAMINA_INSTALL_DATA;
+  if (!fs::exists(python)) return fmt::format("{} is missing", python);
+  std::string title = options.dataset == "fashion" ? "Fashion-MNIST, 784" : "MNIST, 784";
+  for (const int64_t width : options.hidden) title += fmt::format("-{}", width);
+  const std::string command = fmt::format("{} {} {} --title {} 2>&1 >/dev/null", python, quoted(script.string()),
+                                          quoted(fs::absolute(options.out).string()), quoted(title + "-10"));
+  std::FILE* pipe = ::popen(command.c_str(), "re");
+  if (!pipe) return "cannot start python3";
+  std::string last;
+  for (std::array<char, 512> line; std::fgets(line.data(), line.size(), pipe);) last = line.data();
+  if (::pclose(pipe) == 0) return "";
+  if (!last.empty() && last.back() == '\n') last.pop_back();
+  return fmt::format("plot.py failed: {}", last);
+}
+
+}  // namespace lamina::mnist_batchsize

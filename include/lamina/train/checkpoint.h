@@ -1,0 +1,35 @@
+#pragma once
+// Weights and checkpoints as safetensors files with PyTorch's names and layouts.
+// A checkpoint holds "model.<path>" (parameters and buffers, so also the positions of random streams), "optim.<name>", and text metadata. It is
+// written whole or not at all, with a checksum; loading checks everything and then applies everything, or throws InputError and changes nothing.
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include <lamina/nn/module.h>
+#include <lamina/optim/optimizer.h>
+
+namespace lamina::train {
+
+using Metadata = std::map<std::string, std::string>;
+
+/// "Sequential; 0 Linear(784 -> 10); ...": path and description of each module; what a checkpoint says it belongs to.
+std::string architecture(nn::Module& model);
+
+/// The model alone, under plain names as torch.nn.Module.state_dict() has them.
+void save_weights(const std::filesystem::path& path, nn::Module& model, const Metadata& metadata = {});
+/// Throws InputError naming the file, the tensor, and both shapes where they differ.
+void load_weights(const std::filesystem::path& path, nn::Module& model);
+
+/// Model, optimiser and `metadata` (keys beginning with "lamina." are reserved). Throws Error, and writes nothing, when a parameter or buffer is not
+/// finite: what is on the disk stays usable.
+void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const optim::Optimizer& optimizer, const Metadata& metadata = {});
+/// Returns the metadata. Throws InputError for what is not a checkpoint, is damaged, is of a later format, or belongs to another architecture or
+/// optimiser.
+Metadata load_checkpoint(const std::filesystem::path& path, nn::Module& model, optim::Optimizer& optimizer);
+
+/// Throws Error naming the first parameter or buffer of the model with a value that is not finite.
+void require_finite(nn::Module& model);
+
+}  // namespace lamina::train

@@ -1,0 +1,119 @@
+#include <lamina/train/checkpoint.h>
+
+#include <algorithm>
+
+#include <lamina/core/parallel.h>
+#include <lamina/io/safetensors.h>
+#include <lamina/ops/reduce.h>
+#include "core/format.h"
+
+namespace lamina::train {
+namespace {
+
+constexpr int format_version = 1;
+constexpr const char *model_prefix = "model.", *optimizer_prefix = "optim.";
+
+void require_finite(const char* what, const std::string& path, const Tensor& tensor) {
+  if (is_float(tensor.dtype()) && !all_finite(tensor)) fail("checkpoint", "the {} {} holds values that are not finite; not saved", what, path);
+}
+
+const std::string& entry(const Metadata& metadata, const std::string& key, const std::filesystem::path& path) {
+  const auto found = metadata.find(key);
+  if (found == metadata.end()) fail_input("checkpoint", "{}: not a checkpoint of lamina ('{}' is missing in its metadata)", path.string(), key);
+  return found->second;
+}
+
+nn::StateDict copy_of(const nn::StateDict& state) {
+  nn::StateDict copy;
+  for (const auto& [name, tensor] : state) copy.emplace_back(name, tensor.clone());
+  return copy;
+}
+
+void require_shapes(nn::Module& model, const nn::StateDict& weights, const std::filesystem::path& path) {
+  for (const auto& [name, here] : model.state_dict())
+    for (const auto& [their_name, theirs] : weights)
+      if (name == their_name && here.shape() != theirs.shape())
+        fail_input("checkpoint", "{}: {}: expected {}, got {} (another architecture)", path.string(), name, here.shape(), theirs.shape());
+}
+
+// Compares descriptions module by module, to name the first that differs.
+void require_architecture(const std::string& theirs, const std::string& here, const std::filesystem::path& path) {
+  if (theirs == here) return;
+  const auto differ = static_cast<size_t>(std::ranges::mismatch(theirs, here).in1 - theirs.begin());
+  const auto module_at = [differ](const std::string& text) {
+    const size_t before = text.rfind("; ", differ), begin = before == std::string::npos ? 0 : before + 2;
+    return begin >= text.size() ? "nothing more" : "'" + text.substr(begin, text.find("; ", begin) - begin) + "'";
+  };
+  fail_input("checkpoint", "{}: written by another architecture: {} there, {} here", path.string(), module_at(theirs), module_at(here));
+}
+
+}  // namespace
+
+void require_finite(nn::Module& model) {
+  for (const auto& [path, parameter] : model.named_parameters()) require_finite("parameter", path, parameter->tensor());
+  for (const auto& [path, buffer] : model.named_buffers()) require_finite("buffer", path, buffer->tensor());
+}
+
+std::string architecture(nn::Module& model) {
+  std::string text;
+  for (const auto& [path, module] : model.modules()) text += (text.empty() ? "" : "; ") + path + (path.empty() ? "" : " ") + module->describe();
+  return text;
+}
+
+void save_weights(const std::filesystem::path& path, nn::Module& model, const Metadata& metadata) {
+  require_finite(model);
+  io::write_safetensors(path, {model.state_dict(), metadata});
+}
+
+void load_weights(const std::filesystem::path& path, nn::Module& model) {
+  try {
+    model.load_state_dict(io::read_safetensors(path).tensors);
+  } catch (const InputError& error) {
+    const std::string message = error.what();
+    if (message.find(path.string()) != std::string::npos) throw;
+    fail_input("checkpoint", "{}: {}", path.string(), message);
+  }
+}
+
+void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const optim::Optimizer& optimizer, const Metadata& metadata) {
+  require_finite(model);
+  io::Safetensors content{{}, metadata};
+  for (auto& [name, tensor] : model.state_dict()) content.tensors.emplace_back(model_prefix + name, tensor);
+  for (auto& [name, tensor] : optimizer.state()) content.tensors.emplace_back(optimizer_prefix + name, tensor);
+  content.metadata["lamina.checkpoint"] = std::to_string(format_version);
+  content.metadata["lamina.architecture"] = architecture(model);
+  content.metadata["lamina.threads"] = std::to_string(num_threads());
+  content.metadata["lamina.blas"] = blas_description();
+  io::write_safetensors(path, content);
+}
+
+Metadata load_checkpoint(const std::filesystem::path& path, nn::Module& model, optim::Optimizer& optimizer) {
+  const io::Safetensors content = io::read_safetensors(path);
+  const std::string& version = entry(content.metadata, "lamina.checkpoint", path);
+  if (version != std::to_string(format_version))
+    fail_input("checkpoint", "{}: format version: expected {}, got {} (written by another lamina)", path.string(), format_version, version);
+  nn::StateDict weights, moments;
+  for (const auto& [name, tensor] : content.tensors) {
+    if (name.starts_with(model_prefix))
+      weights.emplace_back(name.substr(std::string_view(model_prefix).size()), tensor);
+    else if (name.starts_with(optimizer_prefix))
+      moments.emplace_back(name.substr(std::string_view(optimizer_prefix).size()), tensor);
+    else
+      fail_input("checkpoint", "{}: tensor '{}' belongs neither to the model nor to the optimiser", path.string(), name);
+  }
+
+  // What can be refused without touching anything comes first; the model's own loading, which is all or nothing, last.
+  require_shapes(model, weights, path);
+  require_architecture(entry(content.metadata, "lamina.architecture", path), architecture(model), path);
+  const nn::StateDict before = copy_of(optimizer.state());
+  try {
+    optimizer.load_state(moments);
+    model.load_state_dict(weights);
+  } catch (const InputError& error) {
+    optimizer.load_state(before);
+    fail_input("checkpoint", "{}: {}", path.string(), error.what());
+  }
+  return content.metadata;
+}
+
+}  // namespace lamina::train
