@@ -1,8 +1,8 @@
 // Channel normaliser (batch norm): statistics over batch and space, in two passes, and its backward.
 //
-// All sums have one shape. The channels are cut into blocks and the batch into groups, by the problem's sizes alone. A block's sums are formed
-// group by group and added in order, so that every thread count gives the same bits. With one group a block goes through all its passes at once,
-// while it is in the cache.
+// All sums have one shape. The channels are cut into blocks and the batch into groups, by the problem's sizes alone; a block's sums are formed
+// group by group and added in order, so that every thread count gives the same bits. What is written goes out in memory order: stores that jump
+// from row to row cost three times as much beyond the cache.
 
 #include <lamina/core/parallel.h>
 
@@ -24,7 +24,7 @@ namespace lamina::kernels::HWY_NAMESPACE {
 namespace {
 
 constexpr int64_t parallel_elements = 32768;  // less work than this stays on one thread
-constexpr int64_t max_block = 256;            // channels per block where they lie side by side
+constexpr int64_t max_block = 1024;           // channels per block where they lie side by side
 
 // How a problem is cut. Side by side ([batch, channels]): blocks of columns, groups of rows. Else ([batch, channels, space]): one channel is a
 // block, and the batch is cut only where there are few channels to share out.
@@ -32,35 +32,36 @@ struct Cut {
   int64_t block, blocks, group, groups;
 
   explicit Cut(const ChannelNorm& spec) {
-    block = spec.space == 1 ? max_block : 1;
+    constexpr int64_t rows = 128;
+    block = spec.space > 1 ? 1 : spec.batch <= rows ? 256 : max_block;
     blocks = (spec.channels + block - 1) / block;
-    group = spec.space == 1 ? 128 : spec.channels >= 16 ? spec.batch : std::max<int64_t>(1, spec.batch * spec.channels / 16);
+    group = spec.space == 1 ? rows : spec.channels >= 16 ? spec.batch : std::max<int64_t>(1, spec.batch * spec.channels / 16);
     groups = (spec.batch + group - 1) / group;
   }
 };
 
-// A block of channels [c, c + width) in the batch rows [n, n + count).
+// A block of channels [c, c + width) in the batch rows [n, n + count). Sum k of its i-th channel is kept at totals[k * stride + i].
 struct Piece {
-  int64_t c, width, n, count;
+  int64_t c, width, n, count, stride;
 };
 
 Piece piece(const ChannelNorm& spec, const Cut& cut, int64_t block, int64_t group) {
   const int64_t c = block * cut.block, n = group * cut.group;
-  return {c, std::min(cut.block, spec.channels - c), n, std::min(cut.group, spec.batch - n)};
+  return {c, std::min(cut.block, spec.channels - c), n, std::min(cut.group, spec.batch - n), cut.block};
 }
 
 int64_t offset_of(const ChannelNorm& spec, int64_t n, int64_t c) { return (n * spec.channels + c) * spec.space; }
 
-// K sums per channel of a piece, totals[k * max_block + channel]; f(element offset, at, channel(array)) gives the terms: channel(array) is the
-// vector of a per-channel array (indexed from the piece's first channel) that belongs to the elements `at`.
+// K sums per channel of a piece; f(element offset, at, channel(array)) gives the terms, where channel(array) is the vector of a per-channel array
+// (indexed from the piece's first channel) that belongs to the elements `at`.
 template <class T, int K, class F>
 HWY_INLINE void piece_sums(const ChannelNorm& spec, const Piece& p, F f, double* totals) {
-  for (int k = 0; k < K; ++k) std::fill(totals + k * max_block, totals + k * max_block + p.width, 0.0);
+  for (int k = 0; k < K; ++k) std::fill(totals + k * p.stride, totals + k * p.stride + p.width, 0.0);
   if (spec.space > 1) {
     for (int64_t n = p.n; n < p.n + p.count; ++n) {
       const int64_t start = offset_of(spec, n, p.c);
       const auto s = sums<T, K>(spec.space, [&](auto at) HWY_ATTR { return f(start, at, [](const T* v) HWY_ATTR { return set(*v); }); });
-      for (int k = 0; k < K; ++k) totals[k * max_block] += s[static_cast<size_t>(k)];
+      for (int k = 0; k < K; ++k) totals[k * p.stride] += s[static_cast<size_t>(k)];
     }
     return;
   }
@@ -69,7 +70,7 @@ HWY_INLINE void piece_sums(const ChannelNorm& spec, const Piece& p, F f, double*
   HWY_ALIGN T acc[K][max_block];
   for (int64_t first = p.n; first < p.n + p.count; first += chunk) {
     const int64_t last = std::min(first + chunk, p.n + p.count);
-    std::fill(&acc[0][0], &acc[0][0] + K * max_block, T{0});
+    for (auto& sum : acc) std::fill(sum, sum + p.width, T{0});
     int64_t n = first;
     const auto add_rows = [&](auto row_count) HWY_ATTR {
       for_each_vector<T>(p.width, [&](auto at) HWY_ATTR {
@@ -85,37 +86,40 @@ HWY_INLINE void piece_sums(const ChannelNorm& spec, const Piece& p, F f, double*
     for (; n + rows <= last; n += rows) add_rows(std::integral_constant<int64_t, rows>());
     for (; n < last; ++n) add_rows(std::integral_constant<int64_t, 1>());
     for (int k = 0; k < K; ++k)
-      for (int64_t c = 0; c < p.width; ++c) totals[k * max_block + c] += static_cast<double>(acc[k][c]);
+      for (int64_t c = 0; c < p.width; ++c) totals[k * p.stride + c] += static_cast<double>(acc[k][c]);
   }
 }
 
-// Calls f(offset, at, channel) for every vector of a piece, channel as in piece_sums.
+// Calls f(element offset, at, channel(array)) for every vector, rows or planes in memory order, on all threads; the arrays are indexed by channel.
 template <class T, class F>
-HWY_INLINE void for_piece(const ChannelNorm& spec, const Piece& p, F f) {
-  for (int64_t n = p.n; n < p.n + p.count; ++n) {
-    const int64_t start = offset_of(spec, n, p.c);
-    if (spec.space > 1)
-      for_each_vector<T>(spec.space, [&](auto at) HWY_ATTR { f(start, at, [](const T* v) HWY_ATTR { return set(*v); }); });
-    else
-      for_each_vector<T>(p.width, [&](auto at) HWY_ATTR { f(start, at, [&](const T* v) HWY_ATTR { return at.load(v); }); });
-  }
+void for_each_element(const ChannelNorm& spec, F f) {
+  const int64_t runs = spec.space == 1 ? spec.batch : spec.batch * spec.channels, length = spec.space == 1 ? spec.channels : spec.space;
+  parallel_for(runs, std::max<int64_t>(1, parallel_elements / length), [&](int64_t first, int64_t last) {
+    for (int64_t run = first; run < last; ++run) {
+      const int64_t start = run * length, c = run % spec.channels;
+      if (spec.space == 1)
+        for_each_vector<T>(length, [&](auto at) HWY_ATTR { f(start, at, [&](const T* v) HWY_ATTR { return at.load(v); }); });
+      else
+        for_each_vector<T>(length, [&](auto at) HWY_ATTR { f(start, at, [&](const T* v) HWY_ATTR { return set(v[c]); }); });
+    }
+  });
 }
 
-// Runs passes over blocks: sum(piece, totals) fills K * max_block sums, finish(piece, totals) uses those of the whole batch.
+// One pass over everything: sum(piece, totals) forms the K sums of a piece, finish(piece, totals) uses those of the whole batch.
 template <int K, class Sum, class Finish>
 void for_each_block(const ChannelNorm& spec, const Cut& cut, Sum sum, Finish finish) {
-  const int64_t piece_elements = cut.block * cut.group * spec.space;
-  const Scratch<double> parts(cut.blocks * cut.groups * K * max_block);
+  const int64_t piece_elements = cut.block * cut.group * spec.space, size = K * cut.block;
+  const Scratch<double> parts(cut.blocks * cut.groups * size);
   parallel_for(cut.blocks * cut.groups, std::max<int64_t>(1, parallel_elements / piece_elements), [&](int64_t first, int64_t last) {
-    for (int64_t u = first; u < last; ++u) sum(piece(spec, cut, u / cut.groups, u % cut.groups), parts.data() + u * K * max_block);
+    for (int64_t u = first; u < last; ++u) sum(piece(spec, cut, u / cut.groups, u % cut.groups), parts.data() + u * size);
   });
   for (int64_t b = 0; b < cut.blocks; ++b) {
-    double* const total = parts.data() + b * cut.groups * K * max_block;
-    const int64_t width = piece(spec, cut, b, 0).width;
+    double* const total = parts.data() + b * cut.groups * size;
+    const Piece p = piece(spec, cut, b, 0);
     for (int64_t g = 1; g < cut.groups; ++g)
       for (int k = 0; k < K; ++k)
-        for (int64_t c = 0; c < width; ++c) total[k * max_block + c] += total[(g * K + k) * max_block + c];
-    finish(piece(spec, cut, b, 0), total);
+        for (int64_t c = 0; c < p.width; ++c) total[k * p.stride + c] += total[g * size + k * p.stride + c];
+    finish(p, total);
   }
 }
 
@@ -151,7 +155,7 @@ void finish_var(const ChannelNorm& spec, const Piece& p, const double* totals, T
   const double count = static_cast<double>(spec.batch * spec.space);
   for (int64_t c = 0; c < p.width; ++c) {
     const double residual = totals[c] / count;
-    const double squares = totals[max_block + c] - residual * totals[c];
+    const double squares = totals[p.stride + c] - residual * totals[c];
     var[p.c + c] = static_cast<T>((squares < 0 ? 0 : squares) / (count - (spec.unbiased ? 1 : 0)));
     mean[p.c + c] = static_cast<T>(static_cast<double>(mean[p.c + c]) + residual);
   }
@@ -178,95 +182,52 @@ void statistics_of(const ChannelNorm& spec, const T* x, T* mean, T* var) {
   for_each_block<2>(spec, cut, second, second_done);
 }
 
-// dx = gain rstd (dy - bias_mean - x-hat gain_mean), with the means taken over batch and space.
+// totals[channel] = sum dy, totals[stride + channel] = sum dy x-hat.
 template <class T>
-struct ChannelBackward {
-  const ChannelNorm& spec;
-  bool given_statistics;
-  const T *x, *gain, *mean, *rstd, *dy;
-  T *dx, *dgain, *dbias;
+void gradient_sums(const ChannelNorm& spec, const Piece& p, const T* x, const T* mean, const T* rstd, const T* dy, double* totals) {
+  piece_sums<T, 2>(
+      spec, p,
+      [&](int64_t start, auto at, auto channel) HWY_ATTR {
+        const Vec<T> dy_v = at.load(dy + start);
+        const Vec<T> xhat = hn::Mul(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(rstd + p.c));
+        return Terms<T, 2>{{dy_v, hn::Mul(dy_v, xhat)}};
+      },
+      totals);
+}
 
-  // totals[channel] = sum dy, totals[max_block + channel] = sum dy x-hat.
-  void sum(const Piece& p, double* totals) const {
-    piece_sums<T, 2>(
-        spec, p,
-        [&](int64_t start, auto at, auto channel) HWY_ATTR {
-          const Vec<T> dy_v = at.load(dy + start);
-          const Vec<T> xhat = hn::Mul(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(rstd + p.c));
-          return Terms<T, 2>{{dy_v, hn::Mul(dy_v, xhat)}};
-        },
-        totals);
-  }
-
-  void store_parameters(const Piece& p, const double* totals) const {
-    for (int64_t c = 0; c < p.width; ++c) {
-      if (dbias) dbias[p.c + c] = static_cast<T>(totals[c]);
-      if (dgain) dgain[p.c + c] = static_cast<T>(totals[max_block + c]);
-    }
-  }
-
-  // bias_mean and gain_mean, here and below, are indexed from the piece's first channel.
-  void store_means(const Piece& p, const double* totals, T* bias_mean, T* gain_mean) const {
-    const double count = static_cast<double>(spec.batch * spec.space);
-    for (int64_t c = 0; c < p.width; ++c) {
-      bias_mean[c] = static_cast<T>(totals[c] / count);
-      gain_mean[c] = static_cast<T>(totals[max_block + c] / (count - (spec.unbiased ? 1 : 0)));
-    }
-  }
-
-  void store_dx(const Piece& p, const T* bias_mean, const T* gain_mean) const {
-    HWY_ALIGN T scale[max_block];
-    for (int64_t c = 0; c < p.width; ++c) scale[c] = (gain ? gain[p.c + c] : T{1}) * rstd[p.c + c];
-    if (given_statistics) {
-      for_piece<T>(spec, p,
-                   [&](int64_t start, auto at, auto channel) HWY_ATTR { at.store(dx + start, hn::Mul(channel(scale), at.load(dy + start))); });
-      return;
-    }
-    for_piece<T>(spec, p, [&](int64_t start, auto at, auto channel) HWY_ATTR {
-      const Vec<T> xhat = hn::Mul(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(rstd + p.c));
-      const Vec<T> centred = hn::Sub(at.load(dy + start), channel(bias_mean));
-      at.store(dx + start, hn::Mul(channel(scale), hn::NegMulAdd(xhat, channel(gain_mean), centred)));
-    });
-  }
-
-  void run() const {
-    const Cut cut(spec);
-    const bool sums_needed = dgain || dbias || (dx && !given_statistics);
-    const int64_t grain = std::max<int64_t>(1, parallel_elements / (cut.block * cut.group * spec.space));
-    if (cut.groups == 1) {
-      parallel_for(cut.blocks, grain, [&](int64_t begin, int64_t end) {
-        double totals[2 * max_block];
-        HWY_ALIGN T bias_mean[max_block], gain_mean[max_block];
-        for (int64_t b = begin; b < end; ++b) {
-          const Piece p = piece(spec, cut, b, 0);
-          if (sums_needed) {
-            sum(p, totals);
-            store_parameters(p, totals);
-            store_means(p, totals, bias_mean, gain_mean);
+// dx = scale (dy - bias_mean - x-hat gain_mean), scale = gain rstd, with the means of dy and dy x-hat over the channel. The unbiased variance
+// divides its sum by count - 1, and so does its gradient.
+template <class T>
+void backward_of(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
+                 T* dgain, T* dbias) {
+  const Scratch<T> arrays(3 * spec.channels);
+  T *const scale = arrays.data(), *const bias_mean = scale + spec.channels, *const gain_mean = bias_mean + spec.channels;
+  if (dgain || dbias || !given_statistics) {
+    const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+    for_each_block<2>(
+        spec, Cut(spec), [&](const Piece& p, double* totals) { gradient_sums(spec, p, x, mean, rstd, dy, totals); },
+        [&](const Piece& p, const double* totals) {
+          for (int64_t c = 0; c < p.width; ++c) {
+            bias_mean[p.c + c] = static_cast<T>(totals[c] / count);
+            gain_mean[p.c + c] = static_cast<T>(totals[p.stride + c] / freedom);
+            if (dbias) dbias[p.c + c] = static_cast<T>(totals[c]);
+            if (dgain) dgain[p.c + c] = static_cast<T>(totals[p.stride + c]);
           }
-          if (dx) store_dx(p, bias_mean, gain_mean);
-        }
-      });
-      return;
-    }
-    const Scratch<T> means(2 * spec.channels);
-    T *const bias_mean = means.data(), *const gain_mean = bias_mean + spec.channels;
-    if (sums_needed)
-      for_each_block<2>(
-          spec, cut, [&](const Piece& p, double* totals) { sum(p, totals); },
-          [&](const Piece& p, const double* totals) {
-            store_parameters(p, totals);
-            store_means(p, totals, bias_mean + p.c, gain_mean + p.c);
-          });
-    if (!dx) return;
-    parallel_for(cut.blocks * cut.groups, grain, [&](int64_t begin, int64_t end) {
-      for (int64_t u = begin; u < end; ++u) {
-        const Piece p = piece(spec, cut, u % cut.blocks, u / cut.blocks);
-        store_dx(p, bias_mean + p.c, gain_mean + p.c);
-      }
-    });
+        });
   }
-};
+  if (!dx) return;
+  for (int64_t c = 0; c < spec.channels; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
+  if (given_statistics) {
+    for_each_element<T>(spec,
+                        [&](int64_t start, auto at, auto channel) HWY_ATTR { at.store(dx + start, hn::Mul(channel(scale), at.load(dy + start))); });
+    return;
+  }
+  for_each_element<T>(spec, [&](int64_t start, auto at, auto channel) HWY_ATTR {
+    const Vec<T> xhat = hn::Mul(hn::Sub(at.load(x + start), channel(mean)), channel(rstd));
+    const Vec<T> centred = hn::Sub(at.load(dy + start), channel(bias_mean));
+    at.store(dx + start, hn::Mul(channel(scale), hn::NegMulAdd(xhat, channel(gain_mean), centred)));
+  });
+}
 
 bool empty(const ChannelNorm& spec) { return spec.batch == 0 || spec.channels == 0 || spec.space == 0; }
 
@@ -281,27 +242,20 @@ struct CpuChannelNorm final : ChannelNormPart<T> {
   void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* var, const T* gain, const T* bias, T* y, T* rstd) const override {
     for (int64_t c = 0; c < spec.channels; ++c) rstd[c] = static_cast<T>(1 / std::sqrt(static_cast<double>(var[c]) + spec.eps));
     if (empty(spec)) return;
-    Cut cut(spec);
-    if (spec.space > 1) cut.group = 1, cut.groups = spec.batch;  // nothing to add up: planes in memory order
-    parallel_for(cut.blocks * cut.groups, std::max<int64_t>(1, parallel_elements / (cut.block * cut.group * spec.space)),
-                 [&](int64_t begin, int64_t end) {
-                   HWY_ALIGN T scale[max_block], shift[max_block];
-                   for (int64_t u = begin; u < end; ++u) {
-                     const Piece p = piece(spec, cut, u % cut.blocks, u / cut.blocks);
-                     for (int64_t c = 0; c < p.width; ++c) {
-                       scale[c] = rstd[p.c + c] * (gain ? gain[p.c + c] : T{1});
-                       shift[c] = bias ? bias[p.c + c] : T{0};
-                     }
-                     for_piece<T>(spec, p, [&](int64_t start, auto at, auto channel) HWY_ATTR {
-                       at.store(y + start, hn::MulAdd(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(scale), channel(shift)));
-                     });
-                   }
-                 });
+    const Scratch<T> arrays(2 * spec.channels);
+    T *const scale = arrays.data(), *const shift = scale + spec.channels;
+    for (int64_t c = 0; c < spec.channels; ++c) {
+      scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
+      shift[c] = bias ? bias[c] : T{0};
+    }
+    for_each_element<T>(spec, [&](int64_t start, auto at, auto channel) HWY_ATTR {
+      at.store(y + start, hn::MulAdd(hn::Sub(at.load(x + start), channel(mean)), channel(scale), channel(shift)));
+    });
   }
 
   void backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain,
                 T* dbias) const override {
-    if (!empty(spec)) return ChannelBackward<T>{spec, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias}.run();
+    if (!empty(spec)) return backward_of(spec, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias);
     if (dgain) std::fill(dgain, dgain + spec.channels, T{0});
     if (dbias) std::fill(dbias, dbias + spec.channels, T{0});
   }

@@ -153,45 +153,29 @@ RowTerms<T> row_terms(const RowNorm& spec, const T* x, T mean, T rstd, double su
   return {mean, rstd, static_cast<T>(offset), static_cast<T>(spec.centre ? sum_a / count : 0), static_cast<T>((sum_ax + sum_a * offset) / count)};
 }
 
-// dx for n columns of R rows that lie `stride` apart and share their gains; dgain and dbias, if not null, grow by the rows' terms.
-template <class T, int R, class Gain>
-HWY_INLINE void backward_columns(int64_t n, int64_t stride, const RowTerms<T>* rows, bool measured, const T* x, const T* dy, Gain gain_at, T* dx,
-                                 T* dgain, T* dbias) {
-  Vec<T> mean[R], rstd[R], offset[R], mean_a[R], mean_ax[R];
-  for (int r = 0; r < R; ++r) {
-    mean[r] = set(rows[r].mean);
-    rstd[r] = set(rows[r].rstd);
-    offset[r] = set(rows[r].offset);
-    mean_a[r] = set(measured ? rows[r].mean_a : T{0});
-    mean_ax[r] = set(measured ? rows[r].mean_ax : T{0});
-  }
+// Second sweep over n columns of a row; dgain and dbias, if not null, grow by the row's terms. One row at a time: stores that alternate between
+// rows cost twice as much beyond the cache.
+template <class T, class Gain>
+HWY_INLINE void backward_columns(int64_t n, const RowTerms<T>& row, bool measured, const T* x, const T* dy, Gain gain_at, T* dx, T* dgain, T* dbias) {
+  const Vec<T> mean = set(row.mean), rstd = set(row.rstd), offset = set(row.offset);
+  const Vec<T> mean_a = set(measured ? row.mean_a : T{0}), mean_ax = set(measured ? row.mean_ax : T{0});
   for_each_vector<T>(n, [&](auto at) HWY_ATTR {
-    const Vec<T> gain = gain_at(at);
-    Vec<T> gain_sum = zero<T>(), bias_sum = zero<T>();
-    for (int r = 0; r < R; ++r) {
-      const Vec<T> dy_r = at.load(dy + r * stride);
-      const Vec<T> xhat = hn::MulAdd(hn::Sub(at.load(x + r * stride), mean[r]), rstd[r], offset[r]);
-      gain_sum = hn::MulAdd(dy_r, xhat, gain_sum);
-      bias_sum = hn::Add(bias_sum, dy_r);
-      if (dx) {
-        const Vec<T> centred = hn::MulSub(dy_r, gain, mean_a[r]);
-        at.store(dx + r * stride, hn::Mul(rstd[r], hn::NegMulAdd(xhat, mean_ax[r], centred)));
-      }
-    }
-    if (dgain) at.store(dgain, hn::Add(at.load(dgain), gain_sum));
-    if (dbias) at.store(dbias, hn::Add(at.load(dbias), bias_sum));
+    const Vec<T> dy_v = at.load(dy), xhat = hn::MulAdd(hn::Sub(at.load(x), mean), rstd, offset);
+    if (dx) at.store(dx, hn::Mul(rstd, hn::NegMulAdd(xhat, mean_ax, hn::MulSub(dy_v, gain_at(at), mean_a))));
+    if (dgain) at.store(dgain, hn::MulAdd(dy_v, xhat, at.load(dgain)));
+    if (dbias) at.store(dbias, hn::Add(dy_v, at.load(dbias)));
   });
 }
 
 // The same for the columns [begin, begin + length), cut where the measured entries end.
-template <class T, int R, class Gain>
-HWY_INLINE void backward_run(const RowNorm& spec, int64_t begin, int64_t length, const RowTerms<T>* rows, const T* x, const T* dy, Gain gain_at,
-                             T* dx, T* dgain, T* dbias) {
+template <class T, class Gain>
+HWY_INLINE void backward_run(const RowNorm& spec, int64_t begin, int64_t length, const RowTerms<T>& row, const T* x, const T* dy, Gain gain_at, T* dx,
+                             T* dgain, T* dbias) {
   const int64_t inside = std::clamp<int64_t>(measured_width(spec) - begin, 0, length);
   const auto columns = [&](int64_t from, int64_t count, bool measured) HWY_ATTR {
     const int64_t at = begin + from;
-    backward_columns<T, R>(
-        count, spec.width, rows, measured, x + at, dy + at, [&](auto v) HWY_ATTR { return gain_at(v, from); }, dx ? dx + at : nullptr,
+    backward_columns<T>(
+        count, row, measured, x + at, dy + at, [&](auto v) HWY_ATTR { return gain_at(v, from); }, dx ? dx + at : nullptr,
         dgain ? dgain + from : nullptr, dbias ? dbias + from : nullptr);
   };
   if (inside > 0) columns(0, inside, true);
@@ -225,17 +209,15 @@ struct RowBackward {
     return row_terms(spec, x_row, mean_of(row), rstd[row], sum_d, sum_a, sum_ax);
   }
 
-  // R consecutive rows with gains by element: both sweeps while the rows are in the cache. gain_part and bias_part [affine_count] grow.
-  template <int R>
-  void rows_by_element(int64_t row, T* gain_part, T* bias_part) const {
-    RowTerms<T> rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = terms(row + r);
+  // One row with gains by element: both sweeps while it is in the cache. gain_part and bias_part [affine_count] grow.
+  void row_by_element(int64_t row, T* gain_part, T* bias_part) const {
+    const RowTerms<T> row_terms = terms(row);
     const Vec<T> one = set(T{1});
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       const T* g = gain ? gain + index : nullptr;
       const int64_t start = row * spec.width;
-      backward_run<T, R>(
-          spec, begin, length, rows, x + start, dy + start, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; },
+      backward_run<T>(
+          spec, begin, length, row_terms, x + start, dy + start, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; },
           dx ? dx + start : nullptr, gain_part ? gain_part + index : nullptr, bias_part ? bias_part + index : nullptr);
     });
   }
@@ -269,8 +251,8 @@ struct RowBackward {
     if (!dx) return;
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       const Vec<T> g = set(gain_of(index));
-      backward_run<T, 1>(
-          spec, begin, length, &terms, x_row, dy_row, [=](auto, int64_t) HWY_ATTR { return g; }, dx + row * spec.width, nullptr, nullptr);
+      backward_run<T>(
+          spec, begin, length, terms, x_row, dy_row, [=](auto, int64_t) HWY_ATTR { return g; }, dx + row * spec.width, nullptr, nullptr);
     });
   }
 
@@ -279,18 +261,14 @@ struct RowBackward {
     const bool parameters = dgain || dbias;
     const int64_t wide = spec.affine_count > spec.width ? (spec.affine_count + spec.width - 1) / spec.width : 1;
     const int64_t least = !parameters ? 4 : spec.width > 4096 ? 4 : 16 * wide;
-    const int64_t chunk = std::max(least, ((spec.rows + 127) / 128 + 3) / 4 * 4), chunks = (spec.rows + chunk - 1) / chunk;
+    const int64_t chunk = std::max(least, (spec.rows + 127) / 128), chunks = (spec.rows + chunk - 1) / chunk;
     const Scratch<T> parts(parameters ? 2 * chunks * spec.affine_count : 0);
-    const bool together = spec.affine_count == spec.width && spec.width <= 8192;  // four rows stay in the cache between the sweeps
-    parallel_for(chunks, std::max<int64_t>(1, parallel_elements / (chunk * spec.width)), [&](int64_t first, int64_t last) HWY_ATTR {
+    parallel_for(chunks, std::max<int64_t>(1, parallel_elements / (chunk * spec.width)), [&](int64_t first, int64_t last) {
       for (int64_t c = first; c < last; ++c) {
         T* const part = parameters ? parts.data() + 2 * c * spec.affine_count : nullptr;
         if (part) std::fill(part, part + 2 * spec.affine_count, T{0});
         T *const gain_part = dgain ? part : nullptr, *const bias_part = dbias ? part + spec.affine_count : nullptr;
-        const int64_t end = std::min(spec.rows, (c + 1) * chunk);
-        int64_t row = c * chunk;
-        for (; together && row + 4 <= end; row += 4) rows_by_element<4>(row, gain_part, bias_part);
-        for (; row < end; ++row) rows_by_element<1>(row, gain_part, bias_part);
+        for (int64_t row = c * chunk; row < std::min(spec.rows, (c + 1) * chunk); ++row) row_by_element(row, gain_part, bias_part);
       }
     });
     if (dgain) add_parts(chunks, parts.data(), dgain);
