@@ -72,4 +72,23 @@ void for_each_run(const Broadcast& space, int64_t grain, F&& f) {
   });
 }
 
+// How an operand moves along a run, for the compiler to know where it matters.
+enum class Step { one, none, other };
+inline Step step_of(int64_t stride) { return stride == 1 ? Step::one : stride == 0 ? Step::none : Step::other; }
+
+template <Step step>
+int64_t at_step(int64_t i, int64_t stride) {
+  return step == Step::one ? i : step == Step::none ? 0 : i * stride;
+}
+
+/// Calls f with the steps of two operands as template arguments.
+template <class F>
+void with_steps(int64_t stride_a, int64_t stride_b, F&& f) {
+  const Step a = step_of(stride_a), b = step_of(stride_b);
+  if (a == Step::one && b == Step::one) return f.template operator()<Step::one, Step::one>();
+  if (a == Step::one && b == Step::none) return f.template operator()<Step::one, Step::none>();
+  if (a == Step::none && b == Step::one) return f.template operator()<Step::none, Step::one>();
+  f.template operator()<Step::other, Step::other>();
+}
+
 }  // namespace lamina::kernels::cpu

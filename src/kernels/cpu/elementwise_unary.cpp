@@ -1,4 +1,6 @@
-#include "kernels/cpu/elementwise_unary.h"
+// Functions of one variable and their derivatives, of a floating type.
+
+#include "kernels/cpu/elementwise_float.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -155,7 +157,8 @@ void unary_backward_on_target(Unary op, int64_t n, const T* x, const T* y, const
 
     case Unary::exp: return cheap(y, [](V v, V dv) HWY_ATTR { return hn::Mul(dv, v); });
     case Unary::expm1: return cheap(y, [](V v, V dv) HWY_ATTR { return hn::Mul(dv, hn::Add(v, constant<V>(1))); });
-    case Unary::sqrt: return cheap(y, [](V v, V dv) HWY_ATTR { return hn::Div(hn::Mul(constant<V>(0.5), dv), v); });
+    case Unary::sqrt:  // no gradient stays none where the slope is not finite, so that where(x > 0, sqrt(x), x) has one everywhere
+      return cheap(y, [](V v, V dv) HWY_ATTR { return hn::IfThenZeroElse(hn::Eq(dv, constant<V>(0)), hn::Div(hn::Mul(constant<V>(0.5), dv), v)); });
     case Unary::reciprocal: return cheap(y, [](V v, V dv) HWY_ATTR { return hn::Neg(hn::Mul(dv, hn::Mul(v, v))); });
     case Unary::relu: return cheap(y, [](V v, V dv) HWY_ATTR { return hn::IfThenZeroElse(hn::Le(v, constant<V>(0)), dv); });
     case Unary::tanh: return cheap(y, [](V v, V dv) HWY_ATTR { return hn::Mul(dv, hn::NegMulAdd(v, v, constant<V>(1))); });

@@ -1,6 +1,7 @@
 // Products with a small side, where BLAS spends its time on packing: each element of the large operand is read (or written) once, in order.
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include <lamina/core/parallel.h>
@@ -80,7 +81,7 @@ void dot_gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<
 
 // ---- B stands as [k,n]: sums of rows ----
 
-/// C[rows, columns of `range`] += A[rows, kDepth] B[kDepth, those columns]; `first`: C starts as beta C + bias.
+/// `columns` columns of kRows rows of C += A[kRows, kDepth] B[kDepth, columns]; `first`: C starts as beta C + bias.
 template <class T, int kRows, int kDepth>
 HWY_INLINE void add_rows(bool first, const T* a, int64_t a_row, int64_t a_depth, const T* b, int64_t ldb, const Output<T>& out, int64_t i, int64_t j,
                          int64_t columns) {
@@ -101,20 +102,23 @@ HWY_INLINE void add_rows(bool first, const T* a, int64_t a_row, int64_t a_depth,
   });
 }
 
-/// Rows [i, i + rows) of the columns [j, j + columns), all of k.
+/// Row block `i` of the columns [j, j + columns) and up to four rows of B.
 template <class T, int kRows>
-HWY_INLINE void add_rows_over_depth(bool first, int64_t depth, const T* a, int64_t a_row, int64_t a_depth, const T* b, int64_t ldb,
-                                    const Output<T>& out, int64_t i, int64_t j, int64_t columns) {
-  if (depth == 4) return add_rows<T, kRows, 4>(first, a, a_row, a_depth, b, ldb, out, i, j, columns);
-  for (int64_t d = 0; d < depth; ++d) {
-    add_rows<T, kRows, 1>(first && d == 0, a + d * a_depth, a_row, a_depth, b + d * ldb, ldb, out, i, j, columns);
+HWY_INLINE void add_block(bool first, int64_t depth, const T* a, int64_t a_row, int64_t a_depth, const T* b, int64_t ldb, const Output<T>& out,
+                          int64_t i, int64_t j, int64_t columns) {
+  switch (depth) {
+    case 1: return add_rows<T, kRows, 1>(first, a, a_row, a_depth, b, ldb, out, i, j, columns);
+    case 2: return add_rows<T, kRows, 2>(first, a, a_row, a_depth, b, ldb, out, i, j, columns);
+    case 3: return add_rows<T, kRows, 3>(first, a, a_row, a_depth, b, ldb, out, i, j, columns);
+    default: return add_rows<T, kRows, 4>(first, a, a_row, a_depth, b, ldb, out, i, j, columns);
   }
 }
 
 template <class T>
 void row_gemm(int64_t rows_begin, int64_t rows_end, int64_t j, int64_t columns, int64_t k, const Matrix<T>& a, const Matrix<T>& b,
               const Output<T>& out) {
-  constexpr int64_t kDepth = 4, kRows = 4, kColumns = 2048 / sizeof(T) * 2;  // four rows of B and of C stay in the first-level cache
+  constexpr int kRows = 4;
+  constexpr int64_t kDepth = 4, kColumns = 2048 / sizeof(T) * 2;  // four rows of B and of C stay in the first-level cache
   const int64_t a_row = a.transposed ? 1 : a.ld, a_depth = a.transposed ? a.ld : 1;
   const int64_t chunk = k <= 4 * kDepth ? kRows : rows_end - rows_begin;  // few rows: B is streamed once for all; small k: C is written once
   for (int64_t top = rows_begin; top < rows_end; top += chunk) {
@@ -124,13 +128,14 @@ void row_gemm(int64_t rows_begin, int64_t rows_end, int64_t j, int64_t columns, 
       for (int64_t p = 0; p < k; p += kDepth) {
         const int64_t depth = std::min(kDepth, k - p);
         const T* b_rows = b.data + p * b.ld;
+        const auto block = [&]<int rows>(int64_t i, std::integral_constant<int, rows>) HWY_ATTR {
+          add_block<T, rows>(p == 0, depth, a.data + i * a_row + p * a_depth, a_row, a_depth, b_rows, b.ld, out, i, left, width);
+          return i + rows;
+        };
         int64_t i = top;
-        for (; i + kRows <= bottom; i += kRows) {
-          add_rows_over_depth<T, 4>(p == 0, depth, a.data + i * a_row + p * a_depth, a_row, a_depth, b_rows, b.ld, out, i, left, width);
-        }
-        for (; i < bottom; ++i) {
-          add_rows_over_depth<T, 1>(p == 0, depth, a.data + i * a_row + p * a_depth, a_row, a_depth, b_rows, b.ld, out, i, left, width);
-        }
+        while (i + kRows <= bottom) i = block(i, std::integral_constant<int, kRows>());
+        if (i + 2 <= bottom) i = block(i, std::integral_constant<int, 2>());
+        if (i < bottom) block(i, std::integral_constant<int, 1>());
       }
     }
   }

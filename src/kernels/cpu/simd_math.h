@@ -109,8 +109,8 @@ template <>
 struct ErfTable<float> {
   static constexpr double kLimit = 10.2;  // e^(-t^2) is 0 beyond
   static constexpr float kSmall[] = {1.12837917f, -0.376126267f, 0.112835947f, -0.026854212f, 0.00518908742f, -0.000801686429f, 7.87587506e-05f};
-  static constexpr float kTail[] = {0.564166253f, 1.12964667f,  1.945153f,   3.2062049f,  -0.408369401f,
-                                    15.254919f,   -54.5104711f, 60.2478894f, -21.9831549f};
+  static constexpr float kTail[] = {0.564169931f, 1.12942831f,  1.95073066f, 3.12581098f, 0.312013152f,
+                                    11.0920965f,  -38.9853057f, 24.1710915f, 25.4851774f, -26.9885252f};
 };
 template <>
 struct ErfTable<double> {
@@ -119,11 +119,11 @@ struct ErfTable<double> {
                                       0.00522397762481801447, -0.000854832698083378991, 0.000120553311116427109, -0.0000149255952668311816,
                                       1.6461000484121368e-6,  -1.6350312701054695e-7,   1.46597752740474358e-8,  -1.13728488567916737e-9,
                                       5.9571761477489114e-11};
-  static constexpr double kTail[] = {0.564189583547786635,  1.1283791670939317,   1.97466354204947527,  2.82094797426075855,  2.67989662126619903,
-                                     -0.281924629244961051, -7.2691807717545393,  -13.5612876539936968, -4.06640515596421202, 80.3920641822875829,
-                                     -216.058438113182823,  2856.37902842124134,  -21198.4223862058656, 115429.091854732748,  -522460.305372264647,
-                                     1849335.35015059142,   -4855157.39018036176, 9222253.98772848558,  -12363965.086737385,  11154375.2466873795,
-                                     -6105805.33218618345,  1538334.26116365881};
+  static constexpr double kTail[] = {0.564189583549239965,  1.12837916681902685,  1.97466356576950951,  2.82094673362667539,   2.6799407085537351,
+                                     -0.283055163284493839, -7.24750513866165559, -13.8786558656301715, -0.479678373187347983, 49.0904055255344437,
+                                     -8.0630036908971667,   1850.45774044480561,  -18165.1917351985695, 114704.921649200074,   -573984.8855689113,
+                                     2185954.42255809841,   -6154861.28063695818, 12731213.253522722,   -19206211.7067286779,  20675052.7098718993,
+                                     -15118480.7309677093,  6755780.25591493973,  -1396586.19096484164};
 };
 
 template <class V, size_t n>
@@ -141,7 +141,7 @@ HWY_INLINE V exp_minus_square(V x, double scale) {
   return hn::Mul(exp(hn::Mul(constant<V>(-scale), high)), hn::NegMulAdd(constant<V>(scale), low, constant<V>(1)));
 }
 
-/// erfc(t) e^(t^2) for t >= 1.
+/// erfc(t) e^(t^2) for t >= 1/2.
 template <class V>
 HWY_INLINE V erfcx_tail(V t) {
   const V u = hn::Div(constant<V>(1), hn::Add(t, constant<V>(2)));
@@ -168,7 +168,7 @@ HWY_INLINE Two<V> normal_distribution(V x) {
   const V lower = hn::Mul(hn::Mul(half, gauss), erfcx_tail(t));
   const V tail = hn::IfThenElse(hn::Lt(x, constant<V>(0)), lower, hn::Sub(constant<V>(1), lower));
   const V nan_or_gauss = hn::IfThenElse(hn::IsNaN(x), x, hn::Mul(gauss, constant<V>(kInverseRootTwoPi)));
-  return {nan_or_gauss, hn::IfThenElse(hn::Or(hn::IsNaN(x), hn::Le(t, constant<V>(1))), centre, tail)};
+  return {nan_or_gauss, hn::IfThenElse(hn::Or(hn::IsNaN(x), hn::Le(t, half)), centre, tail)};
 }
 
 }  // namespace lamina::kernels::HWY_NAMESPACE

@@ -1,0 +1,453 @@
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "kernels/kernel_test.h"
+
+using namespace lamina;
+using namespace lamina::test;
+using kernels::Binary;
+using kernels::Broadcast;
+using kernels::Compare;
+using kernels::CpuBackend;
+using kernels::SavedBy;
+using kernels::Unary;
+
+namespace {
+
+using Reference = std::function<long double(long double x, long double p)>;
+
+struct UnaryCase {
+  const char* name;
+  Unary op;
+  Reference value;
+  double low, high;         // where values and gradients are compared
+  double ulp_f32, ulp_f64;  // the bound on errors of the value
+  double p = 0;
+  double kink = infinity;  // gradients are not compared near it
+};
+
+long double normal_cdf(long double x) { return 0.5L * std::erfc(-x * std::sqrt(0.5L)); }
+long double logistic(long double x) { return 1 / (1 + std::exp(-x)); }
+
+// One rounding gives 0.5; Highway states 1 to 4 for its functions; silu, gelu and pow multiply two rounded factors. gelu_tanh's exponent is as large
+// as 2 * 0.8 (6 + 9.7) = 25 at the ends, so that its rounding alone costs 25 eps.
+const UnaryCase kUnary[] = {
+    {"neg", Unary::neg, [](auto x, auto) { return -x; }, -5, 5, 0, 0},
+    {"abs", Unary::abs, [](auto x, auto) { return std::abs(x); }, -5, 5, 0, 0, 0, 0},
+    {"exp", Unary::exp, [](auto x, auto) { return std::exp(x); }, -80, 88, 1.5, 1.5},
+    {"log", Unary::log, [](auto x, auto) { return std::log(x); }, 1e-3, 50, 4, 4},
+    {"sqrt", Unary::sqrt, [](auto x, auto) { return std::sqrt(x); }, 1e-3, 50, 0.5, 0.5},
+    {"square", Unary::square, [](auto x, auto) { return x * x; }, -5, 5, 0.5, 0.5},
+    {"reciprocal", Unary::reciprocal, [](auto x, auto) { return 1 / x; }, 0.01, 5, 0.5, 0.5},
+    {"relu", Unary::relu, [](auto x, auto) { return std::max(x, 0.0L); }, -5, 5, 0, 0, 0, 0},
+    {"leaky_relu", Unary::leaky_relu, [](auto x, auto p) { return x > 0 ? x : p * x; }, -5, 5, 0.5, 0.5, 0.25, 0},
+    {"tanh", Unary::tanh, [](auto x, auto) { return std::tanh(x); }, -10, 10, 4, 4},
+    {"sigmoid", Unary::sigmoid, [](auto x, auto) { return logistic(x); }, -80, 80, 3, 3},
+    {"gelu", Unary::gelu, [](auto x, auto) { return x * normal_cdf(x); }, -12, 12, 6, 6},
+    {"gelu_tanh", Unary::gelu_tanh,
+     [](auto x, auto) { return x * logistic(2 * std::sqrt(2 / 3.14159265358979323846264L) * (x + 0.044715L * x * x * x)); }, -6, 6, 60, 60},
+    {"silu", Unary::silu, [](auto x, auto) { return x * logistic(x); }, -80, 80, 4, 4},
+    {"softplus", Unary::softplus, [](auto x, auto) { return std::max(x, 0.0L) + std::log1p(std::exp(-std::abs(x))); }, -80, 80, 4, 4},
+    {"pow 3", Unary::pow, [](auto x, auto p) { return std::pow(x, p); }, -4, 4, 1, 1, 3},
+    {"pow 2", Unary::pow, [](auto x, auto p) { return std::pow(x, p); }, -4, 4, 0.5, 0.5, 2},
+    {"pow 1", Unary::pow, [](auto x, auto) { return x; }, -4, 4, 0, 0, 1},
+    {"pow 0", Unary::pow, [](auto, auto) { return 1.0L; }, -4, 4, 0, 0, 0},
+    {"pow -0.75", Unary::pow, [](auto x, auto p) { return std::pow(x, p); }, 0.1, 4, 1, 1, -0.75},
+    {"add_scalar", Unary::add_scalar, [](auto x, auto p) { return x + p; }, -5, 5, 0.5, 0.5, 0.375},
+    {"mul_scalar", Unary::mul_scalar, [](auto x, auto p) { return x * p; }, -5, 5, 0.5, 0.5, -1.125},
+    {"rsub_scalar", Unary::rsub_scalar, [](auto x, auto p) { return p - x; }, -5, 5, 0.5, 0.5, 0.375},
+    {"rdiv_scalar", Unary::rdiv_scalar, [](auto x, auto p) { return p / x; }, 0.1, 5, 0.5, 0.5, 0.375},
+    {"clamp_min", Unary::clamp_min, [](auto x, auto p) { return std::max(x, p); }, -5, 5, 0, 0, 0.5, 0.5},
+    {"clamp_max", Unary::clamp_max, [](auto x, auto p) { return std::min(x, p); }, -5, 5, 0, 0, 0.5, 0.5},
+    {"sin", Unary::sin, [](auto x, auto) { return std::sin(x); }, -1.5, 1.5, 3, 3},
+    {"cos", Unary::cos, [](auto x, auto) { return std::cos(x); }, -1.5, 1.5, 3, 3},
+    {"erf", Unary::erf, [](auto x, auto) { return std::erf(x); }, -7, 7, 2.5, 2.5},
+    {"log1p", Unary::log1p, [](auto x, auto) { return std::log1p(x); }, -0.9, 20, 4, 4},
+    {"expm1", Unary::expm1, [](auto x, auto) { return std::expm1(x); }, -20, 80, 4, 4},
+    {"sign", Unary::sign, [](auto x, auto) { return x > 0   ? 1.0L
+                                                    : x < 0 ? -1.0L
+                                                            : 0.0L; }, -5, 5, 0, 0, 0, 0},
+    {"floor", Unary::floor, [](auto x, auto) { return std::floor(x); }, -5, 5, 0, 0},
+};
+
+/// An even grid, dense enough for every branch, of odd length.
+template <class T>
+std::vector<T> grid(double low, double high) {
+  std::vector<T> x(10007);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<T>(low + (high - low) * static_cast<double>(i) / static_cast<double>(x.size() - 1));
+  return x;
+}
+
+template <class T>
+std::vector<T> forward(Unary op, const std::vector<T>& x, double p) {
+  std::vector<T> y(x.size(), T(-77));
+  CpuBackend::elementwise<T>().unary(op, static_cast<int64_t>(x.size()), x.data(), y.data(), p);
+  return y;
+}
+
+template <class T>
+T forward_one(Unary op, double x, double p = 0) {
+  return forward(op, std::vector<T>{static_cast<T>(x)}, p)[0];
+}
+
+template <class T>
+std::vector<T> backward(Unary op, const std::vector<T>& x, const std::vector<T>& y, std::vector<T> dy, double p) {
+  const SavedBy saved = kernels::saved_by(op);
+  const T *px = saved == SavedBy::input ? x.data() : nullptr, *py = saved == SavedBy::output ? y.data() : nullptr;
+  CpuBackend::elementwise<T>().unary_backward(op, static_cast<int64_t>(x.size()), px, py, dy.data(), dy.data(), p);  // dx may be dy
+  return dy;
+}
+
+template <class T>
+T backward_one(Unary op, double x, double p = 0) {
+  const std::vector<T> in = {static_cast<T>(x)};
+  return backward(op, in, forward(op, in, p), {T(1)}, p)[0];
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("unary: values within a few units in the last place", "[kernels]", float, double) {
+  for (const UnaryCase& c : kUnary) {
+    const auto x = grid<TestType>(c.low, c.high);
+    const auto y = forward(c.op, x, c.p);
+    double worst = 0;
+    size_t where = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      const double off = ulps(y[i], c.value(x[i], c.p));
+      if (!(off <= worst)) worst = off, where = i;
+    }
+    CAPTURE(c.name, x[where], y[where]);
+    CHECK(worst <= (sizeof(TestType) == 4 ? c.ulp_f32 : c.ulp_f64));
+  }
+}
+
+TEST_CASE("unary_backward: central differences in f64", "[kernels]") {
+  constexpr double kStep = 1e-5;
+  for (const UnaryCase& c : kUnary) {
+    const auto x = grid<double>(c.low, c.high);
+    const auto dy = random_values<double>(static_cast<int64_t>(x.size()), 5, 0.5, 2);
+    const auto dx = backward(c.op, x, forward(c.op, x, c.p), dy, c.p);
+    double worst = 0, largest = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (std::abs(x[i] - c.kink) < 2 * kStep || (c.op == Unary::floor && std::abs(x[i] - std::round(x[i])) < 2 * kStep)) continue;
+      const long double h = kStep * std::max(1.0L, std::abs(static_cast<long double>(x[i]))) * (c.low > 0 ? 0.01L : 1.0L);
+      const double slope = static_cast<double>((c.value(x[i] + h, c.p) - c.value(x[i] - h, c.p)) / (2 * h));
+      worst = std::max(worst, std::abs(dx[i] - dy[i] * slope) / std::max(1.0, std::abs(dy[i] * slope)));
+      largest = std::max(largest, std::abs(dx[i]));
+      if (std::isnan(dx[i])) worst = infinity;
+    }
+    CAPTURE(c.name);
+    CHECK(worst < 1e-6);  // third derivatives times h^2, relative: exp at 88 has h = 9e-4
+    const bool flat = c.op == Unary::sign || c.op == Unary::floor || (c.op == Unary::pow && c.p == 0);
+    CHECK((largest == 0) == flat);
+  }
+}
+
+TEMPLATE_TEST_CASE("unary_backward agrees between f32 and f64", "[kernels]", float) {
+  for (const UnaryCase& c : kUnary) {
+    const auto x = grid<float>(c.low, c.high);
+    const std::vector<double> wide(x.begin(), x.end());
+    const auto dy = random_values<float>(static_cast<int64_t>(x.size()), 5, 0.5, 2);
+    const std::vector<double> wide_dy(dy.begin(), dy.end());
+    const auto dx = backward(c.op, x, forward(c.op, x, c.p), dy, c.p);
+    const auto expected = backward(c.op, wide, forward(c.op, wide, c.p), wide_dy, c.p);
+    double worst = 0;
+    for (size_t i = 0; i < x.size(); ++i) worst = std::max(worst, std::abs(dx[i] - expected[i]) / std::max(1.0, std::abs(expected[i])));
+    CAPTURE(c.name);
+    CHECK(worst < 4e-6);  // gelu_tanh: an exponent of 25 rounded to f32
+  }
+}
+
+TEMPLATE_TEST_CASE("unary: infinities, NaN and overflow", "[kernels]", float, double) {
+  using T = TestType;
+  for (const UnaryCase& c : kUnary) {
+    if (std::string(c.name) == "pow 0") continue;
+    CAPTURE(c.name);
+    CHECK(std::isnan(forward_one<T>(c.op, not_a_number, c.p)));
+  }
+  struct Value {
+    Unary op;
+    double x, y;
+    double p = 0;
+  };
+  const double inf = infinity;
+  const Value values[] = {
+      {Unary::exp, -inf, 0},
+      {Unary::exp, inf, inf},
+      {Unary::exp, 1e30, inf},
+      {Unary::exp, -1e30, 0},
+      {Unary::exp, 0, 1},
+      {Unary::log, 0, -inf},
+      {Unary::log, inf, inf},
+      {Unary::log, -1, not_a_number},
+      {Unary::log, -inf, not_a_number},
+      {Unary::log, 1, 0},
+      {Unary::log1p, -1, -inf},
+      {Unary::log1p, -2, not_a_number},
+      {Unary::log1p, inf, inf},
+      {Unary::log1p, 0, 0},
+      {Unary::expm1, -inf, -1},
+      {Unary::expm1, inf, inf},
+      {Unary::tanh, inf, 1},
+      {Unary::tanh, -inf, -1},
+      {Unary::tanh, 1e30, 1},
+      {Unary::sigmoid, inf, 1},
+      {Unary::sigmoid, -inf, 0},
+      {Unary::sigmoid, 100, 1},
+      {Unary::sigmoid, -1e30, 0},
+      {Unary::gelu, inf, inf},
+      {Unary::gelu, -inf, 0},
+      {Unary::gelu, 100, 100},
+      {Unary::gelu_tanh, inf, inf},
+      {Unary::gelu_tanh, -inf, 0},
+      {Unary::silu, inf, inf},
+      {Unary::silu, -inf, 0},
+      {Unary::softplus, inf, inf},
+      {Unary::softplus, -inf, 0},
+      {Unary::softplus, 1000, 1000},
+      {Unary::softplus, -1000, 0},
+      {Unary::erf, inf, 1},
+      {Unary::erf, -inf, -1},
+      {Unary::sin, inf, not_a_number},
+      {Unary::cos, -inf, not_a_number},
+      {Unary::sqrt, -1, not_a_number},
+      {Unary::reciprocal, 0, inf},
+      {Unary::relu, -inf, 0},
+      {Unary::clamp_min, -inf, 2, 2},
+      {Unary::clamp_max, inf, 2, 2},
+      {Unary::sign, -inf, -1},
+      {Unary::pow, 0, inf, -1},
+      {Unary::floor, -0.5, -1},
+      {Unary::sign, 0, 0},
+      {Unary::abs, -inf, inf},
+  };
+  for (const Value& v : values) {
+    CAPTURE(static_cast<int>(v.op), v.x);
+    CHECK(ulps(forward_one<T>(v.op, v.x, v.p), v.y) == 0);
+  }
+  CHECK(forward_one<T>(Unary::sigmoid, -100) < 1e-42);
+  CHECK(ulps(forward_one<T>(Unary::sin, 1e5), std::sin(1e5L)) <= 1);  // beyond the range of the vector form
+  CHECK(ulps(forward_one<T>(Unary::cos, 1e5), std::cos(1e5L)) <= 1);
+}
+
+TEMPLATE_TEST_CASE("unary_backward: kinks and ends", "[kernels]", float, double) {
+  using T = TestType;
+  CHECK(backward_one<T>(Unary::relu, 0) == 0);
+  CHECK(backward_one<T>(Unary::abs, 0) == 0);
+  CHECK(backward_one<T>(Unary::leaky_relu, 0, 0.25) == T(0.25));
+  CHECK(backward_one<T>(Unary::clamp_min, 0.5, 0.5) == 1);
+  CHECK(backward_one<T>(Unary::clamp_max, 0.5, 0.5) == 1);
+  CHECK(backward_one<T>(Unary::clamp_min, 0.25, 0.5) == 0);
+  CHECK(std::isinf(backward_one<T>(Unary::sqrt, 0)));
+  CHECK(backward<T>(Unary::sqrt, {0}, {0}, {0}, 0)[0] == 0);
+  for (const Unary op : {Unary::gelu, Unary::gelu_tanh, Unary::silu, Unary::softplus}) {
+    CHECK(backward_one<T>(op, infinity) == 1);
+    CHECK(backward_one<T>(op, -infinity) == 0);
+    CHECK(std::isnan(backward_one<T>(op, not_a_number)));
+  }
+}
+
+TEST_CASE("elementwise: in place, at every length and offset, with the same bits", "[kernels]") {
+  const auto& kernel = CpuBackend::elementwise<float>();
+  const auto x = random_values<float>(200003, 1, -4, 4);
+  std::vector<float> whole(x.size());
+  kernel.unary(Unary::gelu, static_cast<int64_t>(x.size()), x.data(), whole.data(), 0);
+  for (const int count : {1, 2, 3, 8}) {
+    const Threads threads(count);
+    auto y = x;
+    kernel.unary(Unary::gelu, static_cast<int64_t>(y.size()), y.data(), y.data(), 0);
+    CHECK(same_bits(y, whole));
+  }
+  bool right = true;
+  for (int64_t n = 0; n <= 70; ++n) {
+    std::vector<float> y(static_cast<size_t>(n) + 2, -5);
+    kernel.unary(Unary::gelu, n, x.data() + 3, y.data() + 1, 0);
+    right = right && y.front() == -5 && y.back() == -5 && std::equal(y.begin() + 1, y.end() - 1, whole.begin() + 3);
+  }
+  CHECK(right);
+}
+
+namespace {
+
+struct Layout {
+  const char* name;
+  std::vector<int64_t> sizes, strides_a, strides_b;
+};
+
+const Layout kLayouts[] = {
+    {"one element", {}, {}, {}},
+    {"same shape", {1001}, {1}, {1}},
+    {"scalar right", {515}, {1}, {0}},
+    {"scalar left", {515}, {0}, {1}},
+    {"row vector over rows", {13, 37}, {37, 1}, {0, 1}},
+    {"column vector over rows", {13, 37}, {1, 0}, {37, 1}},
+    {"outer sum", {13, 37}, {1, 0}, {0, 1}},
+    {"transposed", {13, 37}, {1, 13}, {37, 1}},
+    {"middle axis", {3, 5, 7}, {35, 7, 1}, {7, 0, 1}},
+    {"six axes", {2, 3, 2, 3, 2, 5}, {180, 0, 30, 10, 5, 1}, {0, 30, 10, 0, 5, 1}},
+    {"every second", {9, 11}, {44, 2}, {0, 3}},
+    {"empty", {3, 0}, {0, 1}, {0, 1}},
+};
+
+Broadcast broadcast(const Layout& layout) {
+  Broadcast space;
+  space.rank = static_cast<int>(layout.sizes.size());
+  for (size_t axis = 0; axis < layout.sizes.size(); ++axis) {
+    space.sizes[axis] = layout.sizes[axis];
+    space.strides[0][axis] = layout.strides_a[axis];
+    space.strides[1][axis] = layout.strides_b[axis];
+    space.strides[2][axis] = layout.strides_b[axis];
+    space.numel *= layout.sizes[axis];
+  }
+  return space;
+}
+
+/// Offset of output `z` in an operand.
+int64_t offset_of(const Broadcast& space, size_t operand, int64_t z) {
+  int64_t offset = 0;
+  for (int axis = space.rank - 1; axis >= 0; --axis) {
+    const size_t a = static_cast<size_t>(axis);
+    offset += z % space.sizes[a] * space.strides[operand][a];
+    z /= space.sizes[a];
+  }
+  return offset;
+}
+
+template <class T>
+std::vector<T> operand(uint64_t seed) {
+  if constexpr (std::is_floating_point_v<T>) return random_values<T>(2000, seed, 0.5, 3);
+  const auto values = random_values<double>(2000, seed, std::is_signed_v<T> ? -9 : 0, 9);
+  return std::vector<T>(values.begin(), values.end());
+}
+
+}  // namespace
+
+TEMPLATE_TEST_CASE("binary, compare and where: broadcasting", "[kernels]", float, double, int64_t, uint8_t) {
+  using T = TestType;
+  const auto& kernel = CpuBackend::elementwise<T>();
+  const auto a = operand<T>(1), b = operand<T>(2);
+  std::vector<uint8_t> mask(2000);
+  for (size_t i = 0; i < mask.size(); ++i) mask[i] = static_cast<uint8_t>(i * 7 % 3 == 0);
+  const auto value = [](Binary op, T x, T y) -> T {
+    switch (op) {
+      case Binary::add: return static_cast<T>(x + y);
+      case Binary::sub: return static_cast<T>(x - y);
+      case Binary::mul: return static_cast<T>(x * y);
+      case Binary::div: return static_cast<T>(x / y);
+      case Binary::max: return std::max(x, y);
+      case Binary::min: return std::min(x, y);
+      case Binary::pow: return static_cast<T>(std::pow(x, y));
+    }
+    return 0;
+  };
+  const auto holds = [](Compare op, T x, T y) { return std::array<bool, 6>{x == y, x != y, x<y, x <= y, x> y, x >= y}[static_cast<size_t>(op)]; };
+  for (const Layout& layout : kLayouts) {
+    CAPTURE(layout.name);
+    const Broadcast space = broadcast(layout);
+    const size_t n = static_cast<size_t>(space.numel);
+    for (const Binary op : {Binary::add, Binary::sub, Binary::mul, Binary::max, Binary::min, Binary::div, Binary::pow}) {
+      if (!std::is_floating_point_v<T> && (op == Binary::div || op == Binary::pow)) continue;
+      std::vector<T> z(n, T(99)), expected(n);
+      kernel.binary(op, space, a.data(), b.data(), z.data());
+      for (size_t i = 0; i < n; ++i) {
+        const int64_t at = static_cast<int64_t>(i);
+        expected[i] = value(op, a[static_cast<size_t>(offset_of(space, 0, at))], b[static_cast<size_t>(offset_of(space, 1, at))]);
+      }
+      CHECK(z == expected);
+    }
+    for (int op = 0; op < 6; ++op) {
+      std::vector<uint8_t> z(n, 99), expected(n);
+      kernel.compare(static_cast<Compare>(op), space, a.data(), b.data(), z.data());
+      for (size_t i = 0; i < n; ++i) {
+        const int64_t at = static_cast<int64_t>(i);
+        expected[i] =
+            holds(static_cast<Compare>(op), a[static_cast<size_t>(offset_of(space, 0, at))], b[static_cast<size_t>(offset_of(space, 1, at))]);
+      }
+      CHECK(z == expected);
+    }
+    std::vector<T> z(n, T(99)), expected(n);
+    kernel.where(space, mask.data(), a.data(), b.data(), z.data());
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t at = static_cast<int64_t>(i);
+      expected[i] = mask[static_cast<size_t>(offset_of(space, 0, at))] ? a[static_cast<size_t>(offset_of(space, 1, at))]
+                                                                       : b[static_cast<size_t>(offset_of(space, 2, at))];
+    }
+    CHECK(z == expected);
+  }
+}
+
+TEMPLATE_TEST_CASE("binary: NaN wins in max and min from either side, and ranges do not matter", "[kernels]", float, double) {
+  using T = TestType;
+  const auto& kernel = CpuBackend::elementwise<T>();
+  const std::vector<T> a = {T(not_a_number), 1, 2, T(infinity)}, b = {1, T(not_a_number), 3, 1};
+  for (const Binary op : {Binary::max, Binary::min}) {
+    std::vector<T> z(4);
+    kernel.binary(op, line(4), a.data(), b.data(), z.data());
+    CHECK(std::isnan(z[0]));
+    CHECK(std::isnan(z[1]));
+    CHECK(z[2] == (op == Binary::max ? 3 : 2));
+  }
+  std::vector<uint8_t> flags(4);
+  kernel.compare(Compare::ne, line(4), a.data(), a.data(), flags.data());
+  CHECK(flags == std::vector<uint8_t>{1, 0, 0, 0});
+
+  const int64_t rows = 401, columns = 303;
+  const auto x = random_values<T>(rows * columns, 1), y = random_values<T>(columns, 2);
+  Broadcast space = broadcast({"", {rows, columns}, {columns, 1}, {0, 1}});
+  std::vector<T> expected;
+  for (const int count : {1, 2, 3, 8}) {
+    const Threads threads(count);
+    std::vector<T> z(x.size());
+    kernel.binary(Binary::mul, space, x.data(), y.data(), z.data());
+    if (count == 1) expected = z;
+    CHECK(same_bits(z, expected));
+    CHECK(z[static_cast<size_t>(400 * columns + 302)] == x[static_cast<size_t>(400 * columns + 302)] * y[302]);
+  }
+}
+
+TEMPLATE_TEST_CASE("elementwise on integers wraps and accumulates", "[kernels]", int64_t, uint8_t) {
+  using T = TestType;
+  const auto& kernel = CpuBackend::elementwise<T>();
+  const T top = std::numeric_limits<T>::max(), bottom = std::numeric_limits<T>::min();
+  std::vector<T> x = {1, 2, top, bottom}, y(4);
+  kernel.unary(Unary::add_scalar, 4, x.data(), y.data(), 1);
+  CHECK(y == std::vector<T>{2, 3, bottom, static_cast<T>(bottom + 1)});
+  kernel.unary(Unary::mul_scalar, 4, x.data(), y.data(), 3);
+  CHECK(y[1] == 6);
+  kernel.unary(Unary::neg, 4, x.data(), y.data(), 0);
+  CHECK(y[0] == static_cast<T>(-1));
+  CHECK(y[3] == bottom);
+  kernel.unary(Unary::abs, 4, y.data(), y.data(), 0);
+  CHECK(y[0] == (std::is_signed_v<T> ? 1 : static_cast<T>(-1)));
+  kernel.accumulate(4, x.data(), x.data());
+  CHECK(x == std::vector<T>{2, 4, static_cast<T>(-2), 0});
+}
+
+TEMPLATE_TEST_CASE("accumulate adds", "[kernels]", float, double) {
+  const auto x = random_values<TestType>(1003, 1);
+  auto y = random_values<TestType>(1003, 2);
+  auto expected = y;
+  for (size_t i = 0; i < y.size(); ++i) expected[i] += x[i];
+  CpuBackend::elementwise<TestType>().accumulate(1003, x.data(), y.data());
+  CHECK(y == expected);
+}
+
+TEST_CASE("broadcast arithmetic is 64-bit (H01)", "[kernels]") {
+  // Row 239674 of a matrix of width 8960 ends beyond 2^31. Of the allocation only the pages touched are ever real.
+  constexpr int64_t width = 8960, start = 239674 * width;
+  static_assert(start + width - 1 == 2147487999);
+  const std::unique_ptr<uint8_t, decltype(&std::free)> matrix(static_cast<uint8_t*>(std::calloc(start + width, 1)), &std::free);
+  REQUIRE(matrix);
+  matrix.get()[0] = 5;
+  matrix.get()[2147487999] = 7;
+  Broadcast space = broadcast({"", {2, width}, {start, 1}, {0, 0}});
+  const uint8_t one = 1;
+  std::vector<uint8_t> z(2 * width);
+  CpuBackend::elementwise<uint8_t>().binary(Binary::add, space, matrix.get(), &one, z.data());
+  CHECK(z.front() == 6);
+  CHECK(z.back() == 8);
+}
