@@ -71,6 +71,8 @@ Tensor reshape(const Tensor& x, const std::vector<int64_t>& sizes) {
   return reshape(x, Shape(std::span<const int64_t>(known)));
 }
 
+Tensor reshape(const Tensor& x, std::initializer_list<int64_t> sizes) { return reshape(x, std::vector<int64_t>(sizes)); }
+
 Tensor flatten(const Tensor& x, int first, int last) {
   if (x.rank() == 0) return reshape(x, Shape{1});
   first = x.shape().normalize_axis(first, "flatten");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,10 @@ inline void check_close(const Tensor& actual, const std::vector<double>& expecte
       off = "element " + std::to_string(i) + ": expected " + std::to_string(expected[i]) + " (" + Catch::Detail::stringify(expected[i]) + "), got " +
             std::to_string(have[i]) + " in " + actual.str();
   CHECK(off == "");
+}
+
+inline void check_close(const Tensor& actual, std::initializer_list<double> expected, double tolerance = f32_rounding) {
+  check_close(actual, std::vector<double>(expected), tolerance);
 }
 
 /// The same against a tensor, shape included.

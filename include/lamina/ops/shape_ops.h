@@ -1,6 +1,7 @@
 #pragma once
 // Ops that move elements. All dtypes; differentiable for f32 and f64. reshape and slices along axis 0 share memory, the others copy.
 
+#include <initializer_list>
 #include <vector>
 
 #include <lamina/core/tensor.h>
@@ -8,6 +9,7 @@
 namespace lamina {
 
 /// One size may be -1: it is computed from the others.
+Tensor reshape(const Tensor& x, std::initializer_list<int64_t> sizes);
 Tensor reshape(const Tensor& x, const std::vector<int64_t>& sizes);
 Tensor reshape(const Tensor& x, const Shape& shape);
 /// Axes first..last become one.
