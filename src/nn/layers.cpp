@@ -24,7 +24,10 @@ Linear::Linear(int64_t in, int64_t out, LinearOptions options) {
   weight = Parameter(shape, options.weight_init.value_or(init::pytorch_default(shape)));
   if (options.bias) bias = Parameter({out}, options.bias_init.value_or(init::pytorch_default(shape)));
 }
-Tensor Linear::operator()(const Tensor& x) const { return linear(x, weight, bias); }
+Tensor Linear::operator()(const Tensor& x) const {
+  const Tensor& w = weight;  // first, so that it is the weight that an error names
+  return linear(x, w, bias);
+}
 void Linear::members(Visitor& v) {
   v("weight", weight);
   v("bias", bias);

@@ -143,7 +143,7 @@ std::string Module::summary() {
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     if (member.module) {
-      rows[i].path = member.path;
+      rows[i].path = i == 0 ? "(root)" : member.path;
       rows[i].layer = member.module->describe();
       if (i > 0) rows[member.owner].has_modules = true;
     } else if (member.parameter) {

@@ -1,0 +1,49 @@
+#pragma once
+// Helpers for tests of modules.
+
+#include <string>
+#include <vector>
+
+#include <lamina/nn/module.h>
+
+#include "support/allclose.h"
+#include "support/gradcheck.h"
+
+namespace lamina::test {
+
+/// All names of a state dict, separated by spaces.
+inline std::string names(const nn::StateDict& state) {
+  std::string text;
+  for (const auto& [name, value] : state) text += (text.empty() ? "" : " ") + name;
+  return text;
+}
+
+/// Copies of the values, for comparing before and after.
+inline nn::StateDict snapshot(nn::Module& module) {
+  nn::StateDict state = module.state_dict();
+  for (auto& [name, value] : state) value = value.clone();
+  return state;
+}
+
+inline bool same_state(const nn::StateDict& a, const nn::StateDict& b) {
+  if (names(a) != names(b)) return false;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (!same_bits(a[i].second, b[i].second)) return false;
+  return true;
+}
+
+/// Gradients of x and of every parameter of the f64 module against central differences.
+template <class Module>
+void check_module_gradients(Module& module, const Tensor& x) {
+  const std::vector<nn::Parameter*> parameters = module.parameters();
+  std::vector<Tensor> inputs = {x};
+  for (nn::Parameter* parameter : parameters) inputs.push_back(parameter->value());
+  check_gradients(
+      [&](const std::vector<Tensor>& in) {
+        for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->tensor() = in[i + 1];
+        return module(in[0]);
+      },
+      inputs);
+}
+
+}  // namespace lamina::test
