@@ -1,5 +1,6 @@
 #include "core/gradient.h"
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 
@@ -45,7 +46,9 @@ void materialise(Gradient& gradient, const Shape& shape) {
     const int64_t out = shape[0], in = shape[1];
     T beta = 0;
     for (const Factors& pair : gradient.factors) {
-      kernels::gemm<T>(like.device()).gemm(out, in, pair.x.size(0), {pair.dy.data<T>(), out, true}, {pair.x.data<T>(), in, false}, beta, dense.mutable_data<T>(), in);
+      kernels::gemm<T>(like.device())
+          .gemm(out, in, pair.x.size(0), {pair.dy.data<T>(), std::max<int64_t>(out, 1), true}, {pair.x.data<T>(), std::max<int64_t>(in, 1), false}, beta,
+                dense.mutable_data<T>(), std::max<int64_t>(in, 1));
       beta = 1;
     }
     if (gradient.scale != 1)

@@ -156,6 +156,7 @@ Tensor Tensor::grad() const {
 }
 
 void Tensor::set_grad(const Tensor& grad) {
+  if (!defined()) fail("set_grad", "called on an undefined tensor");
   if (grad.defined() && (grad.shape() != shape() || grad.dtype() != dtype() || !(grad.device() == device())))
     fail("set_grad", "expected {} {} on {}, got {} {} on {}", dtype(), shape(), device(), grad.dtype(), grad.shape(), grad.device());
   impl_->gradient = {grad.defined() ? grad.detach() : grad, {}, 1};

@@ -6,18 +6,21 @@ namespace lamina {
 
 namespace {
 
-constexpr int64_t edge = 3;        // elements shown at each end of an abbreviated axis
+constexpr int64_t edge = 3;  // elements shown at each end of an abbreviated axis
 constexpr int64_t long_axis = 10;
 
-std::string element(double value, DType dtype) {
-  if (!is_float(dtype)) return fmt::format("{}", static_cast<int64_t>(value));
-  return fmt::format("{:.6g}", value);
+template <class T>
+std::string element(T value) {
+  if constexpr (std::is_floating_point_v<T>)
+    return fmt::format("{:.6g}", value);
+  else
+    return fmt::format("{}", value);
 }
 
 template <class T>
-void print(const T* data, const Shape& shape, int axis, DType dtype, std::string& out) {
+void print(const T* data, const Shape& shape, int axis, std::string& out) {
   if (axis == shape.rank()) {
-    out += element(static_cast<double>(*data), dtype);
+    out += element(*data);
     return;
   }
   const int64_t size = shape[axis];
@@ -33,7 +36,7 @@ void print(const T* data, const Shape& shape, int axis, DType dtype, std::string
       i = size - edge - 1;
       continue;
     }
-    print(data + i * stride, shape, axis + 1, dtype, out);
+    print(data + i * stride, shape, axis + 1, out);
   }
   out += ']';
 }
@@ -47,7 +50,7 @@ std::string Tensor::str() const {
   out += rank() == 0 ? " " : "\n";
   with_type(dtype(), [&](auto zero) {
     const auto values = to_vector<decltype(zero)>();
-    print(values.data(), shape(), 0, dtype(), out);
+    print(values.data(), shape(), 0, out);
   });
   return out;
 }

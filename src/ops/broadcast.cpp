@@ -50,6 +50,13 @@ kernels::Broadcast merge_axes(const Shape& sizes, std::initializer_list<Strides>
   return merged(sizes, operands.begin(), operands.size());
 }
 
+bool broadcasts_to(const Shape& shape, const Shape& target) {
+  const int missing = target.rank() - shape.rank();
+  for (int axis = 0; axis < shape.rank(); ++axis)
+    if (missing < 0 || (shape.begin()[axis] != 1 && shape.begin()[axis] != target.begin()[axis + missing])) return false;
+  return true;
+}
+
 kernels::Broadcast broadcast_space(const Shape& out, std::initializer_list<Shape> operands) {
   std::array<Strides, 3> strides{};
   size_t count = 0;

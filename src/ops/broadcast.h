@@ -19,6 +19,9 @@ Strides strides_of(const Shape& shape);
 /// The space over `sizes` with given strides per operand. Axes of size 1 are dropped and neighbours merged wherever every operand allows it.
 kernels::Broadcast merge_axes(const Shape& sizes, std::initializer_list<Strides> operands);
 
+/// Whether a tensor of this shape can be expanded to `target`.
+bool broadcasts_to(const Shape& shape, const Shape& target);
+
 /// The space over `out` for row-major operands whose shapes broadcast to it.
 kernels::Broadcast broadcast_space(const Shape& out, std::initializer_list<Shape> operands);
 

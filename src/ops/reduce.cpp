@@ -171,7 +171,7 @@ Tensor argmin(const Tensor& x, int axis, bool keep) { return arg_extreme("argmin
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {
   if (x.shape() == shape) return x;
-  if (shape.rank() > x.rank() || broadcast("sum_to", x.shape(), shape) != x.shape()) fail("sum_to", "{} does not broadcast to {}", shape, x.shape());
+  if (!ops::broadcasts_to(shape, x.shape())) fail("sum_to", "{} does not broadcast to {}", shape, x.shape());
   if (!is_float(x.dtype())) fail_dtype("sum_to", "f32 or f64", x.dtype());
   Reduced r;
   const int missing = x.rank() - shape.rank();

@@ -123,7 +123,7 @@ Tensor transpose(const Tensor& x, int a, int b) {
 }
 
 Tensor expand(const Tensor& x, const Shape& shape) {
-  if (x.rank() > shape.rank() || broadcast("expand", x.shape(), shape) != shape) fail("expand", "{} does not broadcast to {}", x.shape(), shape);
+  if (!ops::broadcasts_to(x.shape(), shape)) fail("expand", "{} does not broadcast to {}", x.shape(), shape);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   kernels::move(x.device()).strided_copy(size_of(x.dtype()), ops::broadcast_space(shape, {x.shape()}), x.raw_data(), y.mutable_raw_data());
   if (!autograd::recording({x})) return y;
