@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Writes tests/golden/*.safetensors: reference values from PyTorch, for lamina's tests.
+
+Everything is computed in float64 (PyTorch's own float32 layer norm is off at large offsets), from inputs that float32 can hold, so that the values serve
+f32 and f64 tests alike. Needs PyTorch >= 1.13, e.g. Debian's python3-torch. Usage: scripts/make_golden.py [output folder]
+"""
+import json
+import pathlib
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SEED = 20160721
+
+
+def write(path, tensors, note):
+    """The safetensors format: header length (u64, little-endian), JSON header padded to 8 bytes, then the values (widest types only, so aligned)."""
+    header = {"__metadata__": {"made_by": "scripts/make_golden.py", "seed": str(SEED), "torch": torch.__version__.split("+")[0], "note": note}}
+    body = b""
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous()
+        kind = {torch.float64: "F64", torch.int64: "I64"}[tensor.dtype]
+        data = tensor.numpy().astype(tensor.numpy().dtype.newbyteorder("<")).tobytes()
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    print(f"{path.name}: {len(tensors)} tensors, {path.stat().st_size} bytes")
+
+
+def normal(*shape, mean=0.0, std=1.0):
+    return (torch.randn(*shape, dtype=torch.float32) * std + mean).double()
+
+
+def number(value):
+    return torch.tensor(float(value), dtype=torch.float64)
+
+
+def leaf(x):
+    return x.clone().requires_grad_()
+
+
+def layer_norm():
+    out = {}
+    cases = [((3, 4), 1, 0, 1, 1e-5), ((2, 3, 5), 2, 0, 1, 1e-5), ((5, 33), 1, 1e4, 0.1, 1e-5), ((7, 127), 1, -3, 2, 1e-3), ((2, 1, 3, 2, 4), 3, 0, 1e-3, 1e-6)]
+    for i, (shape, axes, mean, std, eps) in enumerate(cases):
+        normalized = shape[-axes:]
+        x, gain, bias = leaf(normal(*shape, mean=mean, std=std)), leaf(normal(*normalized)), leaf(normal(*normalized))
+        dy = normal(*shape)
+        y = F.layer_norm(x, normalized, gain, bias, eps)
+        y.backward(dy)
+        case = {"x": x, "gain": gain, "bias": bias, "dy": dy, "y": y, "dx": x.grad, "dgain": gain.grad, "dbias": bias.grad, "eps": number(eps)}
+        out |= {f"{i}.{name}": value for name, value in case.items()}
+    return out, "layer_norm over the trailing axes that gain has"
+
+
+def batch_norm():
+    """Three batches in training, then one in evaluation; '<i>.<step>.*', momentum -1 means cumulative."""
+    out = {}
+    for i, (shape, momentum, mean, eps) in enumerate([((7, 5), 0.1, 0, 1e-5), ((4, 3, 6), 0.3, 2, 1e-3), ((33, 2), None, 0, 1e-5), ((2, 3, 2, 2), 0.1, 1e3, 1e-5)]):
+        layer = nn.BatchNorm1d(shape[1], eps=eps, momentum=momentum).double()
+        layer._check_input_dim = lambda x: None
+        layer.weight.data, layer.bias.data = normal(shape[1]), normal(shape[1])
+        out |= {f"{i}.gain": layer.weight, f"{i}.bias": layer.bias, f"{i}.momentum": number(-1 if momentum is None else momentum), f"{i}.eps": number(eps)}
+        for step in range(4):
+            layer.train(step < 3)
+            layer.zero_grad()
+            x, dy = leaf(normal(*shape, mean=mean)), normal(*shape)
+            y = layer(x)
+            y.backward(dy)
+            case = {"x": x, "dy": dy, "y": y, "dx": x.grad, "dgain": layer.weight.grad, "dbias": layer.bias.grad,
+                    "running_mean": layer.running_mean, "running_var": layer.running_var}
+            out |= {f"{i}.{step}.{name}": value.clone() for name, value in case.items()}
+    return out, "batch_norm: steps 0, 1, 2 in training, step 3 in evaluation; running statistics after the step"
+
+
+def cross_entropy():
+    out = {}
+    for i, (rows, classes, smoothing, scale) in enumerate([(6, 5, 0.0, 1), (7, 10, 0.1, 3), (5, 33, 0.3, 20), (3, 2, 0.0, 1000)]):
+        labels = torch.randint(0, classes, (rows,))
+        labels[1] = -100
+        logits = leaf(normal(rows, classes, std=scale))
+        weight = normal(rows)
+        out |= {f"{i}.logits": logits, f"{i}.labels": labels, f"{i}.smoothing": number(smoothing), f"{i}.weight": weight}
+        for reduction in ("none", "mean", "sum"):
+            logits.grad = None
+            loss = F.cross_entropy(logits, labels, reduction=reduction, label_smoothing=smoothing)
+            (loss * weight if reduction == "none" else loss * weight[0]).sum().backward()
+            out |= {f"{i}.{reduction}": loss, f"{i}.{reduction}.dlogits": logits.grad.clone()}
+    return out, "cross_entropy, ignore_index -100; the cotangent is weight (none) or weight[0]"
+
+
+def softmax():
+    out = {}
+    x, dy = leaf(normal(3, 4, 5, std=4)), normal(3, 4, 5)
+    out |= {"x": x, "dy": dy}
+    for axis in range(3):
+        for name, f in (("softmax", F.softmax), ("log_softmax", F.log_softmax)):
+            x.grad = None
+            y = f(x, dim=axis)
+            y.backward(dy)
+            out |= {f"{name}.{axis}.y": y, f"{name}.{axis}.dx": x.grad.clone()}
+    return out, "softmax and log_softmax along each axis"
+
+
+def gelu():
+    out = {}
+    x, dy = leaf(torch.cat([normal(60, std=3), torch.tensor([0.0, -0.0, 30, -30, 1e-6, -1e-6, -5.5]).float().double()])), normal(67)
+    out |= {"x": x, "dy": dy}
+    for form in ("none", "tanh"):
+        x.grad = None
+        y = F.gelu(x, approximate=form)
+        y.backward(dy)
+        name = {"none": "exact", "tanh": "tanh"}[form]
+        out |= {f"{name}.y": y, f"{name}.dx": x.grad.clone()}
+    return out, "gelu, with the error function (exact) and its tanh approximation"
+
+
+OPTIMIZERS = {
+    "sgd": (torch.optim.SGD, dict(lr=0.1)),
+    "sgd_momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9)),
+    "sgd_dampening": (torch.optim.SGD, dict(lr=0.1, momentum=0.8, dampening=0.4, weight_decay=0.01)),
+    "sgd_nesterov": (torch.optim.SGD, dict(lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1)),
+    "adam": (torch.optim.Adam, dict(lr=1e-3)),
+    "adam_decay": (torch.optim.Adam, dict(lr=1e-2, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1)),
+    "adamw": (torch.optim.AdamW, dict(lr=1e-3)),
+    "adamw_decay": (torch.optim.AdamW, dict(lr=1e-2, betas=(0.5, 0.9), eps=1e-6, weight_decay=0.3)),
+}
+
+
+def optimizers():
+    """Ten steps on given gradients; parameter b has none at step 4 and is left alone there."""
+    steps, skipped = 10, 4
+    start = {"a": normal(3, 4), "b": normal(5)}
+    grads = {"a": normal(steps, 3, 4), "b": normal(steps, 5)}
+    out = {f"start.{k}": v for k, v in start.items()} | {f"grad.{k}": v for k, v in grads.items()} | {"skipped_step_of_b": torch.tensor(skipped)}
+    for name, (kind, options) in OPTIMIZERS.items():
+        parameters = {k: leaf(v) for k, v in start.items()}
+        optimizer = kind(parameters.values(), **options)
+        trajectory = {k: [] for k in start}
+        for step in range(steps):
+            for k, p in parameters.items():
+                p.grad = None if k == "b" and step == skipped else grads[k][step].clone()
+            optimizer.step()
+            for k, p in parameters.items():
+                trajectory[k].append(p.detach().clone())
+        settings = dict(optimizer.defaults)
+        if "betas" in settings:
+            settings["beta1"], settings["beta2"] = settings.pop("betas")
+        out |= {f"{name}.{k}": torch.stack(v) for k, v in trajectory.items()}
+        known = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "beta1", "beta2", "eps")
+        out |= {f"{name}.{k}": number(settings[k]) for k in known if k in settings}
+    return out, "ten optimiser steps: <name>.a [10, 3, 4] and <name>.b [10, 5] after each step, on grad.a and grad.b"
+
+
+def mlp(norm):
+    """Five Adam steps (lr 0.01) of {Linear -> norm -> ReLU} x 2 -> Linear; names as in the state dict of nn::MLP."""
+    sizes, batch, steps = [10, 16, 12, 4], 9, 5
+    layers = []
+    for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:])):
+        layers.append(nn.Linear(inputs, outputs))
+        if i + 2 < len(sizes):
+            layers += {"none": [], "layer": [nn.LayerNorm(outputs)], "batch": [nn.BatchNorm1d(outputs)]}[norm] + [nn.ReLU()]
+    model = nn.Sequential(*layers)
+    for name, p in model.named_parameters():   # gains and biases other than 1 and 0, so that their order matters
+        if p.dim() == 1:
+            p.data += 0.3 * torch.randn_like(p)
+    model.double()
+    x, labels = normal(steps, batch, sizes[0]), torch.randint(0, sizes[-1], (steps, batch))
+    state = lambda prefix: {f"{prefix}.{k}": v.clone() for k, v in model.state_dict().items()}
+    out = {"x": x, "labels": labels, "lr": number(0.01)} | state("before")
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x[step]), labels[step])
+        loss.backward()
+        if step == 0:
+            out |= {f"grad.{k}": p.grad.clone() for k, p in model.named_parameters()}
+        optimizer.step()
+        losses.append(loss.detach())
+    out |= state("after") | {"losses": torch.stack(losses)}
+    model.eval()
+    out["eval_logits"] = model(x[0])
+    return out, f"MLP {sizes}, norm {norm}, ReLU: state before and after five Adam steps, gradients of the first, losses; eval_logits of x[0] after them"
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent / "tests" / "golden"
+    files = {"layer_norm": layer_norm, "batch_norm": batch_norm, "cross_entropy": cross_entropy, "softmax": softmax, "gelu": gelu, "optimizers": optimizers}
+    files |= {f"mlp_{norm}": lambda norm=norm: mlp(norm) for norm in ("none", "layer", "batch")}
+    for name, make in files.items():
+        torch.manual_seed(SEED)   # each file on its own
+        tensors, note = make()
+        write(folder / f"{name}.safetensors", tensors, note)
+
+
+if __name__ == "__main__":
+    main()

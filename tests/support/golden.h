@@ -1,0 +1,42 @@
+#pragma once
+// Reference values of tests/golden/<name>.safetensors, written by scripts/make_golden.py.
+
+#include <map>
+#include <string>
+
+#include <lamina/io/safetensors.h>
+
+#include "support/catch.h"
+
+namespace lamina::test {
+
+class Golden {
+ public:
+  explicit Golden(const std::string& name) : file_(io::read_safetensors(LAMINA_SOURCE_DIR "/tests/golden/" + name + ".safetensors")) {}
+
+  bool has(const std::string& name) const { return file_.find(name) != nullptr; }
+
+  /// A tensor by name; floats converted to `dtype` (the inputs are exact in f32), integers as they are.
+  Tensor operator()(const std::string& name, DType dtype = DType::f64) const {
+    INFO("golden value " << name);
+    const Tensor* tensor = file_.find(name);
+    REQUIRE(tensor != nullptr);
+    return is_float(tensor->dtype()) ? tensor->cast(dtype) : *tensor;
+  }
+
+  double number(const std::string& name) const { return (*this)(name).item(); }
+
+  /// All tensors whose name begins with `prefix`, by the rest of their name.
+  std::map<std::string, Tensor> below(const std::string& prefix, DType dtype = DType::f64) const {
+    std::map<std::string, Tensor> result;
+    for (const auto& entry : file_.tensors)
+      if (entry.first.starts_with(prefix)) result[entry.first.substr(prefix.size())] = (*this)(entry.first, dtype);
+    REQUIRE(!result.empty());
+    return result;
+  }
+
+ private:
+  io::Safetensors file_;
+};
+
+}  // namespace lamina::test
