@@ -38,7 +38,11 @@ mkdir -p "$out" || status=2 die "cannot make the folder $out"
 # The program's standard output is the table and where the rest is; tee must outlive a Ctrl-C, upon which the program saves first.
 result=0
 build/release/bin/mnist_batchsize --out "$out" --resume "${options[@]}" | tee -i "$out/table.partial" || result=$?
-((result == 0)) || status=$result die "mnist_batchsize ended with code $result; finished epochs are kept in $out, and the same command continues"
+if ((result)); then
+  rm -f "$out/table.partial"
+  ((result == 2)) && exit 2 # bad usage or input: the program has said what
+  status=$result die "mnist_batchsize ended with code $result; finished runs and checkpoints are kept in $out, and the same command continues"
+fi
 mv "$out/table.partial" "$out/table.txt"
 [[ -s $out/figure.svg && -s $out/figure.png || " ${options[*]} " == *" --no-figure "* ]] || die "the table is in $out/table.txt, but there is no figure (the reason is above)"
 say "table               $out/table.txt"
