@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include <lamina/autograd/graph.h>
 #include <lamina/core/parallel.h>
 
 #include "support/allclose.h"
