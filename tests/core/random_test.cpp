@@ -109,15 +109,18 @@ TEST_CASE("below() is unbiased and stays in range", "[core][random]") {
   for (const int count : counts) chi2 += (count - 10000.0) * (count - 10000.0) / 10000.0;
   CHECK(chi2 < 22.5);  // 6 degrees of freedom: exceeded once in a thousand
   CHECK(rng.below(1) == 0);
-  // Modulo or a plain 64-bit product would favour the lower third of this range by a half.
-  const int64_t range = std::numeric_limits<int64_t>::max() / 3 * 2;
-  int low = 0;
+  // 2^64 / 2.5: a plain product of 64 bits would give odd numbers 3 times for 2 of the even ones in the lower half, and the other way round above it.
+  const int64_t range = 7378697629483820646;
+  int lower = 0, odd = 0;
   for (int i = 0; i < n; ++i) {
     const int64_t value = rng.below(range);
     if (value < 0 || value >= range) FAIL("out of range: " << value);
-    low += value < range / 2;
+    if (value >= range / 2) continue;
+    ++lower;
+    odd += value % 2;
   }
-  CHECK(std::abs(low - n / 2) < 5 * std::sqrt(n) / 2);
+  CHECK(std::abs(lower - n / 2) < 5 * std::sqrt(n) / 2);
+  CHECK(std::abs(odd - lower / 2) < 5 * std::sqrt(lower) / 2);
   CHECK_THROWS_WITH(rng.below(0), contains("[random] below: expected n >= 1, got 0"));
 }
 
