@@ -54,11 +54,13 @@ TEST_CASE("MLP places norms, activations and dropout") {
   nn::Sequential linear = nn::MLP({.sizes = {3, 2}, .norm = "layer", .init = "constant:2", .bias_init = "ones"});
   CHECK(layers(linear) == "Linear(3 -> 2)");
   check_close(linear(Tensor::ones({1, 3})), {7, 7}, exact);
-  // eps reaches the norm: [1, -1] / sqrt(1 + 3).
-  nn::Sequential eps = nn::MLP({.sizes = {2, 2}, .norm = "layer", .norm_output = true, .init = "orthogonal", .bias_init = "zeros", .eps = 3});
-  eps.init(1);
-  eps.at<nn::Linear>(0).weight.set(Tensor::from<float>({1, 0, 0, 1}, {2, 2}));
-  check_close(eps(Tensor::from<float>({1, -1}, {1, 2})), {0.5, -0.5});
+  // eps reaches the norm: [1, -1] / sqrt(1 + 3), over the row or, with the same values in columns, over the batch.
+  for (const char* norm : {"layer", "batch"}) {
+    nn::Sequential eps = nn::MLP({.sizes = {2, 2}, .norm = norm, .norm_output = true, .init = "orthogonal", .bias_init = "zeros", .eps = 3});
+    eps.init(1);
+    eps.at<nn::Linear>(0).weight.set(Tensor::from<float>({1, 0, 0, 1}, {2, 2}));
+    check_close(eps(Tensor::from<float>({1, -1, -1, 1}, {2, 2})), {0.5, -0.5, -0.5, 0.5});
+  }
 }
 
 TEST_CASE("MLP refuses bad options with one line") {

@@ -174,6 +174,13 @@ TEST_CASE("groups have their own rate and decay") {
   sgd.zero_grad();
   for (const Parameter* p : {&a, &b, &c}) CHECK_FALSE(p->grad().defined());
 
+  Parameter d = parameter(0), e = parameter(0);
+  optim::Adam adam({{.parameters = {&d}}, {.parameters = {&e}, .lr_factor = 0.5}}, {.lr = 0.1});
+  for (Parameter* p : {&d, &e}) give(*p, 3);
+  adam.step();
+  CHECK(value(d) == Approx(-0.1));
+  CHECK(value(e) == Approx(-0.05));
+
   nn::Linear linear(2, 3);
   const auto groups = optim::no_decay_on_vectors(linear.parameters());
   REQUIRE(groups.size() == 2);
