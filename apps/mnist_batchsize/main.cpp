@@ -37,6 +37,9 @@ int main(int argc, char** argv) {
   std::vector<std::optional<Result>> finished;
   for (const Cell& cell : cells) finished.push_back(finished_result(*options, cell));
   const Data data = load_data(*options);
+  std::error_code error;
+  std::filesystem::create_directories(options->out, error);
+  if (error) throw InputError(fmt::format("--out: cannot make the folder {}: {}", options->out, error.message()));
 
   const train::StopOnSignal signals;
   train::Progress progress;

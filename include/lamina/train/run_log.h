@@ -24,9 +24,9 @@ std::string to_json(const Config& config);
 
 /// What identifies a run.
 struct RunInfo {
-  std::string app;                      // name of the program
-  Config config;                        // every option in effect
-  std::vector<std::string> may_change;  // options that another session of the same run may set anew: number of epochs, paths, ...
+  std::string app = {};                      // name of the program
+  Config config = {};                        // every option in effect
+  std::vector<std::string> may_change = {};  // options that another session of the same run may set anew: number of epochs, paths, ...
   uint64_t seed = 0;
   Device device = Device::cpu();
 };

@@ -34,12 +34,12 @@ struct TrainerOptions {
   optim::Schedule schedule = {};  // factor on the optimiser's lr, by step
   bool check_gradients = false;   // also stop at the step where a gradient is not finite (costs a pass over them)
   int64_t eval_batch_size = 1000;
-  Device device = Device::cpu();  // where the model is
-  std::filesystem::path folder;   // last.safetensors and best.safetensors go here; empty: nowhere
-  RunLog* log = nullptr;          // rows of metrics go here
-  Progress* progress = nullptr;   // what people see
+  Device device = Device::cpu();      // where the model is
+  std::filesystem::path folder = {};  // last.safetensors and best.safetensors go here; empty: nowhere
+  RunLog* log = nullptr;              // rows of metrics go here
+  Progress* progress = nullptr;       // what people see
   /// Runs before each evaluation, e.g. to recompute batch-norm statistics over the data.
-  std::function<void()> before_evaluation;
+  std::function<void()> before_evaluation = {};
 };
 
 /// How a split does: its last evaluation and the lowest error so far.

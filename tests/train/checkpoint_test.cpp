@@ -1,0 +1,173 @@
+#include <lamina/train/checkpoint.h>
+
+#include <cmath>
+
+#include "support/golden.h"
+#include "train/small_run.h"
+
+using namespace lamina;
+using namespace lamina::train;
+using support::get;
+using support::put;
+using support::TempDir;
+using test::same_bits;
+using test::small_model;
+
+namespace {
+
+// Some steps, so that moments and statistics are no longer what they start as.
+void train_a_little(nn::Sequential& model, optim::Optimizer& optimizer) {
+  data::Loader batches(test::small_data(40, 8), {.batch_size = 8});
+  Trainer(model, optimizer, batches, {.epochs = 1}).fit();
+}
+
+nn::StateDict copy_of(const nn::StateDict& state) {
+  nn::StateDict copy;
+  for (const auto& [name, tensor] : state) copy.emplace_back(name, tensor.clone());
+  return copy;
+}
+
+bool same(const nn::StateDict& a, const nn::StateDict& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i)
+    if (a[i].first != b[i].first || !same_bits(a[i].second, b[i].second)) return false;
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint brings back model, optimiser and metadata, bit for bit", "[train][checkpoint]") {
+  const TempDir dir;
+  nn::Sequential model = small_model();
+  optim::Adam adam(model.parameters());
+  train_a_little(model, adam);
+  save_checkpoint(dir / "c.safetensors", model, adam, {{"note", "x = \"1\""}});
+
+  nn::Sequential other = small_model();
+  optim::Adam other_adam(other.parameters());
+  REQUIRE_FALSE(same(other.state_dict(), model.state_dict()));
+  const Metadata metadata = load_checkpoint(dir / "c.safetensors", other, other_adam);
+  CHECK(metadata.at("note") == "x = \"1\"");
+  CHECK(same(other.state_dict(), model.state_dict()));
+  CHECK(same(other_adam.state(), adam.state()));
+  CHECK(adam.state().size() > 3);
+}
+
+TEST_CASE("weights have plain names, and go there and back", "[train][checkpoint]") {
+  const TempDir dir;
+  nn::Sequential model = small_model();
+  save_weights(dir / "w.safetensors", model);
+  const io::Safetensors file = io::read_safetensors(dir / "w.safetensors");
+  CHECK(file.find("0.weight"));
+  CHECK(file.find("1.running_mean"));
+  CHECK(file.find("1.num_batches_tracked"));
+  nn::Sequential other = nn::MLP({.sizes = {16, 12, 8, 3}, .norm = "batch", .dropout = 0.2});  // not initialised: loading does
+  load_weights(dir / "w.safetensors", other);
+  CHECK(same(other.state_dict(), model.state_dict()));
+}
+
+TEST_CASE("another architecture is refused by tensor and shape, and nothing changes (F11)", "[train][checkpoint]") {
+  const TempDir dir;
+  nn::Sequential wide = nn::MLP({.sizes = {16, 64, 3}, .norm = "layer"}), narrow = nn::MLP({.sizes = {16, 32, 3}, .norm = "layer"});
+  wide.init(1);
+  narrow.init(2);
+  optim::Adam wide_adam(wide.parameters()), narrow_adam(narrow.parameters());
+  train_a_little(narrow, narrow_adam);
+  save_checkpoint(dir / "wide", wide, wide_adam);
+  save_weights(dir / "weights", wide);
+  const auto model_before = copy_of(narrow.state_dict()), moments_before = copy_of(narrow_adam.state());
+  CHECK_THROWS_AS(load_checkpoint(dir / "wide", narrow, narrow_adam), InputError);
+  CHECK_THROWS_WITH(load_checkpoint(dir / "wide", narrow, narrow_adam), contains("0.weight: expected [32, 16], got [64, 16]"));
+  CHECK_THROWS_WITH(load_weights(dir / "weights", narrow),
+                    contains("weights") && contains("0.weight") && contains("[32, 16]") && contains("[64, 16]"));
+
+  // The same tensors, other layers between them.
+  nn::Sequential tanh = nn::MLP({.sizes = {16, 32, 3}, .norm = "layer", .activation = "tanh"});
+  tanh.init(2);
+  optim::Adam tanh_adam(tanh.parameters());
+  save_checkpoint(dir / "tanh", tanh, tanh_adam);
+  CHECK_THROWS_WITH(load_checkpoint(dir / "tanh", narrow, narrow_adam), contains("another architecture: '2 Tanh' there, '2 ReLU' here"));
+
+  // Missing layers, and another optimiser.
+  nn::Sequential batch = nn::MLP({.sizes = {16, 32, 3}, .norm = "batch"});
+  batch.init(2);
+  optim::Adam batch_adam(batch.parameters());
+  save_checkpoint(dir / "batch", batch, batch_adam);
+  CHECK_THROWS_AS(load_checkpoint(dir / "batch", narrow, narrow_adam), InputError);
+  nn::Sequential other = nn::clone(narrow);
+  optim::SGD sgd(other.parameters(), {.momentum = 0.9});
+  train_a_little(other, sgd);
+  save_checkpoint(dir / "sgd", other, sgd);
+  CHECK_THROWS_AS(load_checkpoint(dir / "sgd", narrow, narrow_adam), InputError);
+  CHECK_THROWS_WITH(load_checkpoint(dir / "weights", narrow, narrow_adam), contains("not a checkpoint of lamina"));
+  CHECK(same(narrow.state_dict(), model_before));
+  CHECK(same(narrow_adam.state(), moments_before));
+}
+
+TEST_CASE("damage anywhere is refused and nothing changes (F11)", "[train][checkpoint]") {
+  const TempDir dir;
+  nn::Sequential model = small_model();
+  optim::Adam adam(model.parameters());
+  save_checkpoint(dir / "good", model, adam);
+  const std::string good = get(dir / "good");
+  train_a_little(model, adam);
+  const auto model_before = copy_of(model.state_dict()), moments_before = copy_of(adam.state());
+  std::vector<std::string> damaged{"", good.substr(0, 7), good.substr(0, good.size() - 1), good + "x"};
+  Rng rng(9);
+  for (int i = 0; i < 60; ++i) {  // any byte: lengths, names, values, the checksum itself
+    std::string flipped = good;
+    flipped[static_cast<size_t>(rng.below(static_cast<int64_t>(good.size())))] ^= static_cast<char>(1 << rng.below(8));
+    damaged.push_back(flipped);
+  }
+  for (const std::string& bytes : damaged) {
+    put(dir / "bad", bytes);
+    CHECK_THROWS_AS(load_checkpoint(dir / "bad", model, adam), InputError);
+  }
+  CHECK_THROWS_AS(load_checkpoint(dir / "missing", model, adam), InputError);
+  CHECK(same(model.state_dict(), model_before));
+  CHECK(same(adam.state(), moments_before));
+  CHECK_NOTHROW(load_checkpoint(dir / "good", model, adam));
+  CHECK_FALSE(same(model.state_dict(), model_before));
+}
+
+TEST_CASE("a later format is refused", "[train][checkpoint]") {
+  const TempDir dir;
+  nn::Sequential model = small_model();
+  optim::Adam adam(model.parameters());
+  save_checkpoint(dir / "c", model, adam);
+  io::Safetensors content = io::read_safetensors(dir / "c");
+  content.metadata["lamina.checkpoint"] = "2";
+  io::write_safetensors(dir / "c", content);
+  CHECK_THROWS_WITH(load_checkpoint(dir / "c", model, adam), contains("format version: expected 1, got 2"));
+  content.metadata["lamina.checkpoint"] = "1";
+  content.tensors.emplace_back("stray", Tensor::zeros({2}));
+  io::write_safetensors(dir / "c", content);
+  CHECK_THROWS_WITH(load_checkpoint(dir / "c", model, adam), contains("'stray' belongs neither"));
+}
+
+TEST_CASE("values that are not finite do not reach the disk (D12)", "[train][checkpoint]") {
+  const TempDir dir;
+  nn::Sequential model = small_model();
+  optim::Adam adam(model.parameters());
+  save_checkpoint(dir / "c", model, adam);
+  const std::string good = get(dir / "c");
+  model.named_buffers()[0].buffer->tensor().fill_(std::nan(""));
+  CHECK_THROWS_WITH(save_checkpoint(dir / "c", model, adam), contains("the buffer 1.running_mean holds values that are not finite"));
+  CHECK_THROWS_WITH(save_weights(dir / "c", model), contains("not finite"));
+  CHECK(get(dir / "c") == good);
+}
+
+TEST_CASE("PyTorch's weights load under its names", "[train][checkpoint]") {
+  const TempDir dir;
+  const test::Golden golden("mlp_batch");
+  io::Safetensors file;
+  for (const auto& [name, tensor] : golden.below("after.")) file.tensors.emplace_back(name, tensor);
+  io::write_safetensors(dir / "w", file, {.checksum = false});
+  nn::Sequential model = nn::MLP({.sizes = {10, 16, 12, 4}, .norm = "batch"});
+  load_weights(dir / "w", model);
+  model.cast(DType::f64);
+  load_weights(dir / "w", model);
+  model.eval();
+  const Tensor first = Tensor::from(std::vector<double>(golden("x").data<double>(), golden("x").data<double>() + 90), {9, 10});
+  test::check_close(model(first).detach(), golden("eval_logits"), 1e-9);  // f64 on both sides; products summed in another order
+}
