@@ -20,7 +20,7 @@ using Reader = Tensor (*)(const std::filesystem::path&);
 
 // Whatever is refused must be refused zipped and plain, as an InputError of one line that names the file.
 std::string error_of(Reader read, const std::string& bytes, bool zipped = false) {
-  const TempDir dir;
+  static const TempDir dir;  // one for all: some tests have hundreds of cases
   const auto path = put(dir / "bad-idx", zipped ? gzip(bytes) : bytes);
   try {
     read(path);

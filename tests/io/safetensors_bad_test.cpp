@@ -20,7 +20,7 @@ std::string framed(const std::string& header, const std::string& values) {
 }
 
 std::string error_of_bytes(const std::string& bytes) {
-  const TempDir dir;
+  static const TempDir dir;  // one for all: some tests have hundreds of cases
   const auto path = put(dir / "bad.safetensors", bytes);
   try {
     io::read_safetensors(path);
