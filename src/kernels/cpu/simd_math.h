@@ -134,11 +134,24 @@ HWY_INLINE V polynomial(V x, const Lane<V> (&coefficients)[n]) {
   return y;
 }
 
+/// x^2 = first + second, exactly but for underflow.
+template <class V>
+HWY_INLINE Two<V> exact_square(V x) {
+  const V square = hn::Mul(x, x);
+#if HWY_NATIVE_FMA
+  return {square, hn::MulSub(x, x, square)};
+#else  // Dekker 1971: the halves of x have exact products
+  const V shifted = hn::Mul(x, constant<V>(sizeof(Lane<V>) == 4 ? 4097.0 : 134217729.0));
+  const V high = hn::Sub(shifted, hn::Sub(shifted, x)), low = hn::Sub(x, high), cross = hn::Mul(high, low);
+  return {square, hn::Add(hn::Add(hn::Sub(hn::Mul(high, high), square), hn::Add(cross, cross)), hn::Mul(low, low))};
+#endif
+}
+
 /// e^(-scale x^2) for scale = 1 or 1/2.
 template <class V>
 HWY_INLINE V exp_minus_square(V x, double scale) {
-  const V high = hn::Mul(x, x), low = hn::MulSub(x, x, high);
-  return hn::Mul(exp(hn::Mul(constant<V>(-scale), high)), hn::NegMulAdd(constant<V>(scale), low, constant<V>(1)));
+  const Two<V> square = exact_square(x);
+  return hn::Mul(exp(hn::Mul(constant<V>(-scale), square.first)), hn::NegMulAdd(constant<V>(scale), square.second, constant<V>(1)));
 }
 
 /// erfc(t) e^(t^2) for t >= 1/2.
