@@ -38,12 +38,14 @@ struct NormKernels {
   virtual void row_backward(const RowNorm& spec, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain,
                             T* dbias) const = 0;
 
-  /// Batch statistics: mean [channels], var [channels] (biased or unbiased as `unbiased` says).
-  virtual void channel_statistics(const ChannelNorm& spec, const T* x, T* mean, T* var) const = 0;
-  /// y = (x - mean) rstd gain + bias with given mean and var [channels]; rstd [channels] is written.
-  virtual void channel_forward(const ChannelNorm& spec, const T* x, const T* mean, const T* var, const T* gain, const T* bias, T* y,
+  /// Batch statistics per channel: the mean as mean + shift (shift is what rounding the mean to T lost; at a large offset it is not small against the
+  /// deviations), var biased or unbiased as `unbiased` says. All [channels].
+  virtual void channel_statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var) const = 0;
+  /// y = (x - mean - shift) rstd gain + bias with given mean, shift (null: 0) and var [channels]; rstd [channels] is written.
+  virtual void channel_forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* var, const T* gain, const T* bias, T* y,
                                T* rstd) const = 0;
-  /// Backward through normalisation and statistics. With `given_statistics` (evaluation) mean and var were constants.
+  /// Backward through normalisation and statistics (which gives the mean's shift again). With `given_statistics` (evaluation) mean and var were
+  /// constants.
   virtual void channel_backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy,
                                 T* dx, T* dgain, T* dbias) const = 0;
 };

@@ -161,9 +161,13 @@ Tensor batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tenso
   with_float("batch_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const auto& norm = kernels::norm<T>(x.device());
-    if (!given && values > 0) norm.channel_statistics(spec, x.data<T>(), mean.mutable_data<T>(), var.mutable_data<T>());
-    norm.channel_forward(spec, x.data<T>(), mean.data<T>(), var.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias), y.mutable_data<T>(),
-                         rstd.mutable_data<T>());
+    Tensor shift;  // what the mean's rounding lost
+    if (!given && values > 0) {
+      shift = Tensor::empty(channels, x.dtype(), x.device());
+      norm.channel_statistics(spec, x.data<T>(), mean.mutable_data<T>(), shift.mutable_data<T>(), var.mutable_data<T>());
+    }
+    norm.channel_forward(spec, x.data<T>(), mean.data<T>(), data_or_null<T>(shift), var.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias),
+                         y.mutable_data<T>(), rstd.mutable_data<T>());
     if (options.training && running_mean.defined() && values > 0)
       update_running_statistics<T>(spec, mean, var, running_mean, running_var, batches_tracked, options);
   });

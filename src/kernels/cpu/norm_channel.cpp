@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/cpu/norm_parts.h"
 #include "kernels/cpu/scratch.h"
@@ -33,7 +34,7 @@ struct Cut {
 
   explicit Cut(const ChannelNorm& spec) {
     constexpr int64_t rows = 128;
-    block = spec.space > 1 ? 1 : spec.batch <= rows ? 256 : max_block;
+    block = spec.space > 1 ? 1 : std::min(spec.channels, spec.batch <= rows ? 256 : max_block);
     blocks = (spec.channels + block - 1) / block;
     group = spec.space == 1 ? rows : spec.channels >= 16 ? spec.batch : std::max<int64_t>(1, spec.batch * spec.channels / 16);
     groups = (spec.batch + group - 1) / group;
@@ -151,23 +152,25 @@ void square_sums(const ChannelNorm& spec, const Piece& p, const T* x, const T* m
 }
 
 template <class T>
-void finish_var(const ChannelNorm& spec, const Piece& p, const double* totals, T* mean, T* var) {
+void finish_var(const ChannelNorm& spec, const Piece& p, const double* totals, T* mean, T* shift, T* var) {
   const double count = static_cast<double>(spec.batch * spec.space);
   for (int64_t c = 0; c < p.width; ++c) {
     const double residual = totals[c] / count;
     const double squares = totals[p.stride + c] - residual * totals[c];
     var[p.c + c] = static_cast<T>((squares < 0 ? 0 : squares) / (count - (spec.unbiased ? 1 : 0)));
-    mean[p.c + c] = static_cast<T>(static_cast<double>(mean[p.c + c]) + residual);
+    const double exact = static_cast<double>(mean[p.c + c]) + residual;
+    mean[p.c + c] = static_cast<T>(exact);
+    shift[p.c + c] = static_cast<T>(exact - static_cast<double>(mean[p.c + c]));
   }
 }
 
 template <class T>
-void statistics_of(const ChannelNorm& spec, const T* x, T* mean, T* var) {
+void statistics_of(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var) {
   const Cut cut(spec);
   const auto first = [&](const Piece& p, double* totals) { mean_sums(spec, p, x, totals); };
   const auto first_done = [&](const Piece& p, const double* totals) { finish_mean(spec, p, x, totals, mean); };
   const auto second = [&](const Piece& p, double* totals) { square_sums(spec, p, x, mean, totals); };
-  const auto second_done = [&](const Piece& p, const double* totals) { finish_var(spec, p, totals, mean, var); };
+  const auto second_done = [&](const Piece& p, const double* totals) { finish_var(spec, p, totals, mean, shift, var); };
   if (cut.groups == 1) {
     parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * spec.batch * spec.space)), [&](int64_t begin, int64_t end) {
       double totals[2 * max_block];
@@ -182,36 +185,38 @@ void statistics_of(const ChannelNorm& spec, const T* x, T* mean, T* var) {
   for_each_block<2>(spec, cut, second, second_done);
 }
 
-// totals[channel] = sum dy, totals[stride + channel] = sum dy x-hat.
+// Per channel the sums of dy, dy d and d, with d = (x - mean) rstd; d's own mean is the mean's lost rounding.
 template <class T>
 void gradient_sums(const ChannelNorm& spec, const Piece& p, const T* x, const T* mean, const T* rstd, const T* dy, double* totals) {
-  piece_sums<T, 2>(
+  piece_sums<T, 3>(
       spec, p,
       [&](int64_t start, auto at, auto channel) HWY_ATTR {
         const Vec<T> dy_v = at.load(dy + start);
-        const Vec<T> xhat = hn::Mul(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(rstd + p.c));
-        return Terms<T, 2>{{dy_v, hn::Mul(dy_v, xhat)}};
+        const Vec<T> d = hn::Mul(hn::Sub(at.load(x + start), channel(mean + p.c)), channel(rstd + p.c));
+        return Terms<T, 3>{{dy_v, hn::Mul(dy_v, d), d}};
       },
       totals);
 }
 
-// dx = scale (dy - bias_mean - x-hat gain_mean), scale = gain rstd, with the means of dy and dy x-hat over the channel. The unbiased variance
-// divides its sum by count - 1, and so does its gradient.
+// dx = scale (dy - bias_mean - x-hat gain_mean), scale = gain rstd, with the means of dy and dy x-hat over the channel and x-hat = d - offset. The
+// unbiased variance divides its sum by count - 1, and so does its gradient.
 template <class T>
 void backward_of(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
                  T* dgain, T* dbias) {
   const Scratch<T> arrays(3 * spec.channels);
-  T *const scale = arrays.data(), *const bias_mean = scale + spec.channels, *const gain_mean = bias_mean + spec.channels;
+  T *const scale = arrays.data(), *const constant = scale + spec.channels, *const gain_mean = constant + spec.channels;
   if (dgain || dbias || !given_statistics) {
     const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
-    for_each_block<2>(
+    for_each_block<3>(
         spec, Cut(spec), [&](const Piece& p, double* totals) { gradient_sums(spec, p, x, mean, rstd, dy, totals); },
         [&](const Piece& p, const double* totals) {
           for (int64_t c = 0; c < p.width; ++c) {
-            bias_mean[p.c + c] = static_cast<T>(totals[c] / count);
-            gain_mean[p.c + c] = static_cast<T>(totals[p.stride + c] / freedom);
-            if (dbias) dbias[p.c + c] = static_cast<T>(totals[c]);
-            if (dgain) dgain[p.c + c] = static_cast<T>(totals[p.stride + c]);
+            const double dy_sum = totals[c], offset = given_statistics ? 0 : totals[2 * p.stride + c] / count;
+            const double product = totals[p.stride + c] - offset * dy_sum;
+            gain_mean[p.c + c] = static_cast<T>(product / freedom);
+            constant[p.c + c] = static_cast<T>(offset * (product / freedom) - dy_sum / count);
+            if (dbias) dbias[p.c + c] = static_cast<T>(dy_sum);
+            if (dgain) dgain[p.c + c] = static_cast<T>(product);
           }
         });
   }
@@ -223,39 +228,47 @@ void backward_of(const ChannelNorm& spec, bool given_statistics, const T* x, con
     return;
   }
   for_each_element<T>(spec, [&](int64_t start, auto at, auto channel) HWY_ATTR {
-    const Vec<T> xhat = hn::Mul(hn::Sub(at.load(x + start), channel(mean)), channel(rstd));
-    const Vec<T> centred = hn::Sub(at.load(dy + start), channel(bias_mean));
-    at.store(dx + start, hn::Mul(channel(scale), hn::NegMulAdd(xhat, channel(gain_mean), centred)));
+    const Vec<T> d = hn::Mul(hn::Sub(at.load(x + start), channel(mean)), channel(rstd));
+    const Vec<T> centred = hn::Add(at.load(dy + start), channel(constant));
+    at.store(dx + start, hn::Mul(channel(scale), hn::NegMulAdd(d, channel(gain_mean), centred)));
   });
+}
+
+// A single channel is one run, whatever the batch.
+ChannelNorm flat(ChannelNorm spec) {
+  if (spec.channels == 1) spec.space *= std::exchange(spec.batch, 1);
+  return spec;
 }
 
 bool empty(const ChannelNorm& spec) { return spec.batch == 0 || spec.channels == 0 || spec.space == 0; }
 
 template <class T>
 struct CpuChannelNorm final : ChannelNormPart<T> {
-  void statistics(const ChannelNorm& spec, const T* x, T* mean, T* var) const override {
-    if (!empty(spec)) return statistics_of(spec, x, mean, var);
+  void statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var) const override {
+    if (!empty(spec)) return statistics_of(flat(spec), x, mean, shift, var);
     std::fill(mean, mean + spec.channels, T{0});
+    std::fill(shift, shift + spec.channels, T{0});
     std::fill(var, var + spec.channels, T{0});
   }
 
-  void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* var, const T* gain, const T* bias, T* y, T* rstd) const override {
+  void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* var, const T* gain, const T* bias, T* y,
+               T* rstd) const override {
     for (int64_t c = 0; c < spec.channels; ++c) rstd[c] = static_cast<T>(1 / std::sqrt(static_cast<double>(var[c]) + spec.eps));
     if (empty(spec)) return;
     const Scratch<T> arrays(2 * spec.channels);
-    T *const scale = arrays.data(), *const shift = scale + spec.channels;
+    T *const scale = arrays.data(), *const constant = scale + spec.channels;
     for (int64_t c = 0; c < spec.channels; ++c) {
       scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
-      shift[c] = bias ? bias[c] : T{0};
+      constant[c] = (bias ? bias[c] : T{0}) - (shift ? shift[c] * scale[c] : T{0});
     }
-    for_each_element<T>(spec, [&](int64_t start, auto at, auto channel) HWY_ATTR {
-      at.store(y + start, hn::MulAdd(hn::Sub(at.load(x + start), channel(mean)), channel(scale), channel(shift)));
+    for_each_element<T>(flat(spec), [&](int64_t start, auto at, auto channel) HWY_ATTR {
+      at.store(y + start, hn::MulAdd(hn::Sub(at.load(x + start), channel(mean)), channel(scale), channel(constant)));
     });
   }
 
   void backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain,
                 T* dbias) const override {
-    if (!empty(spec)) return backward_of(spec, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias);
+    if (!empty(spec)) return backward_of(flat(spec), given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias);
     if (dgain) std::fill(dgain, dgain + spec.channels, T{0});
     if (dbias) std::fill(dbias, dbias + spec.channels, T{0});
   }

@@ -16,8 +16,9 @@ struct RowNormPart {
 template <class T>
 struct ChannelNormPart {
   virtual ~ChannelNormPart() = default;
-  virtual void statistics(const ChannelNorm& spec, const T* x, T* mean, T* var) const = 0;
-  virtual void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* var, const T* gain, const T* bias, T* y, T* rstd) const = 0;
+  virtual void statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var) const = 0;
+  virtual void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* var, const T* gain, const T* bias, T* y,
+                       T* rstd) const = 0;
   virtual void backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
                         T* dgain, T* dbias) const = 0;
 };
