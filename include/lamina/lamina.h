@@ -17,9 +17,6 @@
 #include <lamina/io/gzip.h>
 #include <lamina/io/idx.h>
 #include <lamina/io/safetensors.h>
-#include <lamina/data/dataset.h>
-#include <lamina/data/loader.h>
-#include <lamina/io/safetensors.h>
 #include <lamina/nn/init.h>
 #include <lamina/nn/layers.h>
 #include <lamina/nn/mlp.h>
@@ -36,3 +33,9 @@
 #include <lamina/ops/softmax.h>
 #include <lamina/optim/optimizer.h>
 #include <lamina/optim/schedule.h>
+#include <lamina/train/checkpoint.h>
+#include <lamina/train/metrics.h>
+#include <lamina/train/progress.h>
+#include <lamina/train/run_log.h>
+#include <lamina/train/stop.h>
+#include <lamina/train/trainer.h>
