@@ -124,9 +124,9 @@ template <class T>
 Packed<T> pack_panels(int64_t k, int64_t n, Matrix<T> b) {
   const int64_t panels = (n + kPanel<T> - 1) / kPanel<T>;
   const size_t bytes = static_cast<size_t>(panels * kPanel<T> * k) * sizeof(T);
-  const std::align_val_t alignment{static_cast<size_t>(kAlignment)};
+  constexpr std::align_val_t alignment{static_cast<size_t>(kAlignment)};
   T* data = static_cast<T*>(::operator new(bytes, alignment));
-  Packed<T> packed{k, n, std::shared_ptr<T>(data, [alignment](T* p) { ::operator delete(p, alignment); })};
+  Packed<T> packed{k, n, std::shared_ptr<T>(data, [](T* p) { ::operator delete(p, alignment); })};
   parallel_for(panels, std::max<int64_t>(1, 32768 / (kPanel<T> * std::max<int64_t>(1, k))), [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t j = panel * kPanel<T>, width = std::min(kPanel<T>, n - j);
