@@ -34,6 +34,7 @@ bool own_is_faster(int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_tr
   constexpr int64_t kBytes = sizeof(T);
   if (m * n * k <= 16 * 16 * 16 || std::max({m, n, k}) > std::numeric_limits<blasint>::max()) return true;  // or all that BLAS cannot count
   if (b_transposed) return !a_transposed && (m <= 24 || n <= 16);
+  if (a_transposed && k <= 16) return true;  // a weight gradient that could be factored: its bits are those of the fused updates (see RankUpdate)
   return m * kBytes <= 32 || k * kBytes <= 64;
 }
 
