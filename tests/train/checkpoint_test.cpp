@@ -100,6 +100,16 @@ TEST_CASE("another architecture is refused by tensor and shape, and nothing chan
   save_checkpoint(dir / "sgd", other, sgd);
   CHECK_THROWS_AS(load_checkpoint(dir / "sgd", narrow, narrow_adam), InputError);
   CHECK_THROWS_WITH(load_checkpoint(dir / "weights", narrow, narrow_adam), contains("not a checkpoint of lamina"));
+
+  // The optimiser's part is right, the model's lacks a tensor.
+  nn::Sequential more = nn::clone(narrow);
+  optim::Adam more_adam(more.parameters());
+  train_a_little(more, more_adam);
+  save_checkpoint(dir / "lacking", more, more_adam);
+  io::Safetensors lacking = io::read_safetensors(dir / "lacking");
+  std::erase_if(lacking.tensors, [](const auto& entry) { return entry.first == "model.0.bias"; });
+  io::write_safetensors(dir / "lacking", lacking);
+  CHECK_THROWS_WITH(load_checkpoint(dir / "lacking", narrow, narrow_adam), contains("0.bias"));
   CHECK(same(narrow.state_dict(), model_before));
   CHECK(same(narrow_adam.state(), moments_before));
 }

@@ -157,6 +157,16 @@ TEST_CASE("a loss that is not finite stops with step, layer and advice; the disk
   }
 }
 
+TEST_CASE("the loss is looked at in every step, before the update (D12)", "[train][trainer]") {
+  nn::Sequential model = small_model("none", 0);
+  optim::SGD sgd(model.parameters(), {.lr = 1e30});
+  data::Loader batches(small_data(80, 1), {.batch_size = 8});
+  Trainer trainer(model, sgd, batches);
+  CHECK_THROWS_WITH(trainer.fit(), contains("[train] step 2 (epoch 1): the loss is ") && contains("first not finite: layer "));
+  CHECK(trainer.state().step == 1);
+  CHECK_NOTHROW(require_finite(model));
+}
+
 TEST_CASE("the first layer that is not finite is named", "[train][trainer]") {
   data::Loader batches(small_data(8, 1), {.batch_size = 8});
   const auto batch = batches.begin();

@@ -90,6 +90,7 @@ class Trainer {
   void save();
   void show_step();
   void show_epoch();
+  std::string speed(double samples_per_second) const;
   bool out_of_patience() const;
 
   Classifier model_;
@@ -100,7 +101,7 @@ class Trainer {
   double base_lr_;
   std::vector<std::unique_ptr<data::Loader>> split_batches_;
   TrainState state_;
-  int64_t session_first_epoch_ = 0;
+  int64_t session_first_sample_ = 0;
   std::chrono::steady_clock::time_point session_start_{};
   double wall_before_ = 0;
 };
