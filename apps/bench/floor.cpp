@@ -45,7 +45,8 @@ double Floor::move_seconds(const Work& work) {
 
 namespace {
 
-// Each loop touches its arrays once, elements being combined so that the compiler can drop nothing; the arithmetic is far below the cost of the memory.
+// Each loop touches its arrays once, elements being combined so that the compiler can drop nothing; the arithmetic is far below the cost of the
+// memory.
 void read_loop(const std::vector<const float*>& arrays, int64_t begin, int64_t end, float& sink) {
   float partial[16] = {};
   for (const float* x : arrays) {
@@ -83,19 +84,23 @@ double Floor::sweep_seconds(const Sweep& sweep) {
   for (int i = 0; i < sweep.updates; ++i) updates.push_back(array());
   std::vector<float> sinks(static_cast<size_t>(num_threads()) * 16);
   const double seconds = time_burst(
-      [&] {
-        parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
-          // In cache-sized pieces, all arrays of a piece before the next, as a fused kernel would walk them.
-          for (int64_t at = begin; at < end; at += 4096) {
-            const int64_t stop = std::min(end, at + 4096);
-            for (float* x : updates) update_loop(x, at, stop);
-            if (writes.size() == 1 && reads.size() == 1) copy_loop(reads[0], writes[0], at, stop);
-            else if (writes.size() == 1 && reads.size() == 2) combine_loop(reads[0], reads[1], writes[0], at, stop);
-            else read_loop(reads, at, stop, sinks[static_cast<size_t>(begin * num_threads() / std::max<int64_t>(n, 1)) * 16]);
-          }
-        });
-      },
-      repeat_).seconds;
+                             [&] {
+                               parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
+                                 // In cache-sized pieces, all arrays of a piece before the next, as a fused kernel would walk them.
+                                 for (int64_t at = begin; at < end; at += 4096) {
+                                   const int64_t stop = std::min(end, at + 4096);
+                                   for (float* x : updates) update_loop(x, at, stop);
+                                   if (writes.size() == 1 && reads.size() == 1)
+                                     copy_loop(reads[0], writes[0], at, stop);
+                                   else if (writes.size() == 1 && reads.size() == 2)
+                                     combine_loop(reads[0], reads[1], writes[0], at, stop);
+                                   else
+                                     read_loop(reads, at, stop, sinks[static_cast<size_t>(begin * num_threads() / std::max<int64_t>(n, 1)) * 16]);
+                                 }
+                               });
+                             },
+                             repeat_)
+                             .seconds;
   known_.emplace_back(sweep, seconds);
   return seconds;
 }

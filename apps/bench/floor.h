@@ -7,7 +7,8 @@
 
 namespace bench {
 
-/// One sweep over memory: `reads` and `writes` count arrays of `bytes` each that are only read or only written; `updates` those read, changed and written back.
+/// One sweep over memory: `reads` and `writes` count arrays of `bytes` each that are only read or only written; `updates` those read, changed and
+/// written back.
 struct Sweep {
   int64_t bytes = 0;
   int reads = 0, writes = 0, updates = 0;
@@ -22,7 +23,7 @@ struct Work {
 /// Seconds of the best of several bursts of `run`, per call (PyTorch's peer script measures in the same way).
 struct Timing {
   double seconds = 0;
-  double cpu_share = 0;   // CPU time of this process / (wall time x threads) in the best burst
+  double cpu_share = 0;  // CPU time of this process / (wall time x threads) in the best burst
 };
 
 template <class F>

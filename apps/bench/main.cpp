@@ -3,9 +3,9 @@
 //   bench --filter op/ --json          one JSON line per workload
 // "us" is the best over repeats of the mean of a burst; "ratio" is us / floor_us. On a busy machine ratios mean nothing: the row says so.
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <lamina/lamina.h>
+#include <CLI/CLI.hpp>
 
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -22,14 +22,15 @@ struct Options {
   int repeat = 5;
 };
 
-// A process that has its cores to itself spends nearly threads x wall time; serial stretches lower that, so only the floor's own drift is held against it.
+// A process that has its cores to itself spends nearly threads x wall time; serial stretches lower that, so only the floor's own drift is held
+// against it.
 constexpr double largest_drift = 0.15;
 
 void print_row(const Options& options, const bench::Workload& workload, double us, double flop_us, double move_us, bool busy) {
   const double floor_us = flop_us + move_us;
   if (options.json) {
-    const nlohmann::ordered_json row{{"name", workload.name}, {"us", us},           {"floor_us", floor_us}, {"flop_us", flop_us},
-                                     {"move_us", move_us},    {"ratio", us / floor_us}, {"busy", busy}};
+    const nlohmann::ordered_json row{{"name", workload.name},  {"us", us},    {"floor_us", floor_us}, {"flop_us", flop_us}, {"move_us", move_us},
+                                     {"ratio", us / floor_us}, {"busy", busy}};
     fmt::print("{}\n", row.dump());
   } else {
     fmt::print("{:<32} {:>11.1f} {:>11.1f} {:>11.1f} {:>11.1f} {:>7.2f}{}\n", workload.name, us, floor_us, flop_us, move_us, us / floor_us,

@@ -11,8 +11,8 @@ using namespace lamina;
 
 namespace {
 
-// The paper's MLP, one training step. Its floor: every product's operations (no gradient for the images), each weight read once forward and, but for the
-// first layer, once backward, and the update's parameters and moments read and written once. The weight gradient need not exist in memory.
+// The paper's MLP, one training step. Its floor: every product's operations (no gradient for the images), each weight read once forward and, but for
+// the first layer, once backward, and the update's parameters and moments read and written once. The weight gradient need not exist in memory.
 Workload mlp_step(const std::string& norm, int64_t batch, bool adam) {
   const std::vector<int64_t> sizes{784, 1000, 1000, 10};
   double products = 0;
@@ -34,8 +34,10 @@ Workload mlp_step(const std::string& norm, int64_t batch, bool adam) {
     auto state = std::make_shared<State>();
     state->model = nn::MLP({.sizes = sizes, .norm = norm});
     state->model.init(1);
-    if (adam) state->optimizer = std::make_unique<optim::Adam>(state->model.parameters(), optim::AdamOptions{.lr = 1e-3});
-    else state->optimizer = std::make_unique<optim::SGD>(state->model.parameters(), optim::SGDOptions{.lr = 0.1});
+    if (adam)
+      state->optimizer = std::make_unique<optim::Adam>(state->model.parameters(), optim::AdamOptions{.lr = 1e-3});
+    else
+      state->optimizer = std::make_unique<optim::SGD>(state->model.parameters(), optim::SGDOptions{.lr = 0.1});
     Rng rng(2);
     state->images = rand({batch, 784}, rng);
     state->labels = randint({batch}, 0, 10, rng);
@@ -77,7 +79,8 @@ std::function<std::function<Tensor(const Tensor&)>()> fresh(std::function<Layer(
 // Forward x -> y, backward x, dy -> dx.
 Workload layer_norm(int64_t rows, int64_t width) {
   const int64_t bytes = 4 * rows * width;
-  return {fmt::format("op/layer_norm-{}x{}", rows, width), {0, {{bytes, 1, 1, 0}, {bytes, 2, 1, 0}}},
+  return {fmt::format("op/layer_norm-{}x{}", rows, width),
+          {0, {{bytes, 1, 1, 0}, {bytes, 2, 1, 0}}},
           op_run({rows, width}, fresh<nn::LayerNorm>([width] { return nn::LayerNorm(width); }))};
 }
 
@@ -85,7 +88,8 @@ Workload layer_norm(int64_t rows, int64_t width) {
 Workload batch_norm(const std::string& name, const Shape& shape) {
   const int64_t bytes = 4 * shape.numel();
   const int64_t channels = shape[1];
-  return {"op/batch_norm-" + name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}, {bytes, 2, 0, 0}, {bytes, 2, 1, 0}}},
+  return {"op/batch_norm-" + name,
+          {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}, {bytes, 2, 0, 0}, {bytes, 2, 1, 0}}},
           op_run(shape, fresh<nn::BatchNorm1d>([channels] { return nn::BatchNorm1d(channels); }))};
 }
 

@@ -12,7 +12,7 @@ namespace bench {
 struct Workload {
   std::string name;
   Work work;
-  std::function<std::function<void()>()> make;   // builds the state and returns one step
+  std::function<std::function<void()>()> make;  // builds the state and returns one step
 };
 
 std::vector<Workload> workloads();

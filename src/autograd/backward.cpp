@@ -46,7 +46,7 @@ class Walker {
  public:
   explicit Walker(bool retain_graph) : retain_graph_(retain_graph) {}
   ~Walker() {
-    for (; !queue_.empty(); queue_.pop()) queue_.top()->pending.clear();   // only after an exception
+    for (; !queue_.empty(); queue_.pop()) queue_.top()->pending.clear();  // only after an exception
   }
 
   /// Restricts the walk to nodes between `root` and the targets, whose gradients end in captured() instead of in leaves.
@@ -65,8 +65,10 @@ class Walker {
       slot = slot.defined() ? accumulated(std::move(slot), grad.dense) : std::move(grad.dense);
     } else if (edge.leaf) {
       const auto [entry, fresh] = leaf_index_.try_emplace(edge.leaf.get(), leaves_.size());
-      if (fresh) leaves_.push_back({edge.leaf, std::move(grad)});
-      else lamina::detail::accumulate(leaves_[entry->second].grad, std::move(grad), edge.leaf->shape);
+      if (fresh)
+        leaves_.push_back({edge.leaf, std::move(grad)});
+      else
+        lamina::detail::accumulate(leaves_[entry->second].grad, std::move(grad), edge.leaf->shape);
     }
   }
 
@@ -216,7 +218,8 @@ bool accepts(detail::Frame& frame, int input, const Shape& shape, DType dtype, D
   const DType wanted_dtype = edge.node ? edge.node->outputs[static_cast<size_t>(edge.output)].dtype : edge.leaf->dtype;
   const Device wanted_device = edge.node ? edge.node->outputs[static_cast<size_t>(edge.output)].device : edge.leaf->storage->device;
   if (shape != wanted_shape || dtype != wanted_dtype || !(device == wanted_device))
-    fail(op, "backward: gradient of input {}: expected {} {} on {}, got {} {} on {}", input, wanted_dtype, wanted_shape, wanted_device, dtype, shape, device);
+    fail(op, "backward: gradient of input {}: expected {} {} on {}, got {} {} on {}", input, wanted_dtype, wanted_shape, wanted_device, dtype, shape,
+         device);
   return true;
 }
 
@@ -237,8 +240,10 @@ void Backward::give_product(int input, const Tensor& dy, const Tensor& x) {
   if (!accepts(frame_, input, shape, x.dtype(), x.device())) return;
   const Edge& edge = frame_.node.edges[static_cast<size_t>(input)];
   Gradient product{Tensor(), {{dy, x}}, 1};
-  if (edge.leaf && lamina::detail::worth_factoring(x.size(0), shape)) product.factors[0] = {dy.clone(), x.clone()};
-  else lamina::detail::materialise(product, shape);
+  if (edge.leaf && lamina::detail::worth_factoring(x.size(0), shape))
+    product.factors[0] = {dy.clone(), x.clone()};
+  else
+    lamina::detail::materialise(product, shape);
   frame_.walker.arrive(edge, std::move(product));
 }
 
@@ -246,7 +251,8 @@ namespace {
 
 Tensor start_gradient(const Tensor& output, const Tensor& dy) {
   if (!output.requires_grad())
-    fail("backward", "the tensor {} does not depend on anything that requires a gradient (gradients themselves have no graph: there are no second derivatives)",
+    fail("backward",
+         "the tensor {} does not depend on anything that requires a gradient (gradients themselves have no graph: there are no second derivatives)",
          output.shape());
   if (dy.defined()) {
     check_gradient("backward", "cotangent", output.shape(), output.dtype(), output.device(), dy);

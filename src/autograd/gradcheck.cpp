@@ -16,7 +16,7 @@ using Function = std::function<Tensor(const std::vector<Tensor>&)>;
 double inner_product(const Tensor& a, const Tensor& b) {
   const double* x = a.data<double>();
   const double* y = b.data<double>();
-  long double sum = 0;   // the difference of two losses loses digits: carry more of them
+  long double sum = 0;  // the difference of two losses loses digits: carry more of them
   for (int64_t i = 0; i < a.numel(); ++i) sum += static_cast<long double>(x[i]) * y[i];
   return static_cast<double>(sum);
 }
@@ -32,7 +32,7 @@ class Checker {
   Checker(const Function& fn, std::vector<Tensor> inputs, const GradcheckOptions& options) : fn_(fn), inputs_(std::move(inputs)), options_(options) {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (inputs_[i].dtype() != DType::f64) fail("gradcheck", "input {}: expected f64, got {}", i, inputs_[i].dtype());
-      inputs_[i] = inputs_[i].clone();   // the caller's tensors stay as they are
+      inputs_[i] = inputs_[i].clone();  // the caller's tensors stay as they are
       inputs_[i].set_requires_grad();
     }
     const Tensor y = fn_(inputs_);
@@ -123,7 +123,7 @@ class Checker {
       const double difference = std::abs(numbers[k] - have);
       const double error = scale > 0 ? difference / scale : 0.0;
       result.worst_error = std::max(result.worst_error, error);
-      if (difference <= options_.atol + options_.rtol * scale) continue;   // false for NaN
+      if (difference <= options_.atol + options_.rtol * scale) continue;  // false for NaN
       result.ok = false;
       mismatches_.push_back({i, coordinates[k], numbers[k], have, error});
     }

@@ -47,12 +47,13 @@ void materialise(Gradient& gradient, const Shape& shape) {
     T beta = 0;
     for (const Factors& pair : gradient.factors) {
       kernels::gemm<T>(like.device())
-          .gemm(out, in, pair.x.size(0), {pair.dy.data<T>(), std::max<int64_t>(out, 1), true}, {pair.x.data<T>(), std::max<int64_t>(in, 1), false}, beta,
-                dense.mutable_data<T>(), std::max<int64_t>(in, 1));
+          .gemm(out, in, pair.x.size(0), {pair.dy.data<T>(), std::max<int64_t>(out, 1), true}, {pair.x.data<T>(), std::max<int64_t>(in, 1), false},
+                beta, dense.mutable_data<T>(), std::max<int64_t>(in, 1));
       beta = 1;
     }
     if (gradient.scale != 1)
-      kernels::elementwise<T>(like.device()).unary(kernels::Unary::mul_scalar, dense.numel(), dense.data<T>(), dense.mutable_data<T>(), gradient.scale);
+      kernels::elementwise<T>(like.device())
+          .unary(kernels::Unary::mul_scalar, dense.numel(), dense.data<T>(), dense.mutable_data<T>(), gradient.scale);
   });
   gradient = {std::move(dense), {}, 1};
 }

@@ -112,7 +112,7 @@ std::vector<Tensor> record_many(const char* op, std::span<const Tensor> inputs, 
     auto& impl = *outputs[i].impl();
     if (impl.node || impl.requires_grad) fail(op, "record: output {} must be a fresh tensor, not an input or a tensor already in the graph", i);
     node->outputs.push_back({impl.shape, impl.dtype, outputs[i].device(), {}, {}});
-    if (!is_float(impl.dtype)) continue;   // an index output (argmax beside max) takes part without a gradient
+    if (!is_float(impl.dtype)) continue;  // an index output (argmax beside max) takes part without a gradient
     impl.node = node;
     impl.output = static_cast<int>(i);
     impl.requires_grad = true;

@@ -23,7 +23,7 @@ struct OutputInfo {
   Shape shape;
   DType dtype;
   Device device;
-  std::weak_ptr<lamina::detail::TensorImpl> retain;   // set by retain_grad()
+  std::weak_ptr<lamina::detail::TensorImpl> retain;  // set by retain_grad()
   std::vector<lamina::detail::Hook> hooks;
 };
 
@@ -37,7 +37,7 @@ struct Node {
   void release();
 
   const char* const op;
-  const uint64_t sequence;   // grows with every node, so an input's node always has a smaller one
+  const uint64_t sequence;  // grows with every node, so an input's node always has a smaller one
   std::vector<Edge> edges;
   std::vector<OutputInfo> outputs;
   Saved saved;

@@ -1,6 +1,7 @@
 #pragma once
 // The gradient of a leaf, which may be held as its factors: the weight gradient of a linear layer is dy^T x, and for a small batch dy and x are far
-// smaller than the weight. As long as nobody looks, the product is not formed: the optimiser's fused update computes it on the fly and never writes it.
+// smaller than the weight. As long as nobody looks, the product is not formed: the optimiser's fused update computes it on the fly and never writes
+// it.
 
 #include <vector>
 
@@ -20,7 +21,7 @@ struct Gradient {
   double scale = 1;
 
   bool defined() const { return dense.defined() || !factors.empty(); }
-  int64_t rows() const;   // of all factors together
+  int64_t rows() const;  // of all factors together
 };
 
 /// Rows up to which factors stay factors: beyond, forming the product costs less than walking the rows once per element of the update.

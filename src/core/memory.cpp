@@ -13,7 +13,7 @@
 #endif
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__ 1   // clang's way to say it
+#define __SANITIZE_ADDRESS__ 1  // clang's way to say it
 #endif
 #endif
 #if defined(__SANITIZE_ADDRESS__)
@@ -33,7 +33,7 @@ namespace {
 
 constexpr int64_t alignment = 64;
 constexpr int64_t huge_page = int64_t{2} << 20;
-constexpr int64_t largest = int64_t{1} << 47;   // more than any machine has; keeps the class arithmetic from overflowing
+constexpr int64_t largest = int64_t{1} << 47;  // more than any machine has; keeps the class arithmetic from overflowing
 
 // Size classes: four steps per power of two (64, 80 -> 128, ...), so that at most a quarter of a buffer is waste.
 struct SizeClass {
@@ -44,9 +44,9 @@ struct SizeClass {
 SizeClass size_class(int64_t bytes) {
   const int64_t units = std::max<int64_t>((bytes + alignment - 1) / alignment, 1);
   if (units <= 4) return {units * alignment, static_cast<size_t>(units - 1)};
-  const int log2 = std::bit_width(static_cast<uint64_t>(units - 1)) - 1;   // units in (2^log2, 2^(log2+1)]
+  const int log2 = std::bit_width(static_cast<uint64_t>(units - 1)) - 1;  // units in (2^log2, 2^(log2+1)]
   const int64_t step = int64_t{1} << (log2 - 2);
-  const int64_t quarter = (units - (int64_t{1} << log2) + step - 1) / step;   // 1..4
+  const int64_t quarter = (units - (int64_t{1} << log2) + step - 1) / step;  // 1..4
   return {((int64_t{1} << log2) + quarter * step) * alignment, static_cast<size_t>(4 + (log2 - 2) * 4 + quarter - 1)};
 }
 
@@ -91,7 +91,7 @@ class CpuPool {
     stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.current_bytes);
     ASAN_UNPOISON_MEMORY_REGION(pointer, static_cast<size_t>(size.bytes));
 #if defined(__SANITIZE_ADDRESS__)
-    std::memset(pointer, 0xFF, static_cast<size_t>(size.bytes));   // NaN as f32 and f64: reading what was never written shows
+    std::memset(pointer, 0xFF, static_cast<size_t>(size.bytes));  // NaN as f32 and f64: reading what was never written shows
 #endif
     ASAN_POISON_MEMORY_REGION(static_cast<char*>(pointer) + bytes, static_cast<size_t>(size.bytes - bytes));
     return pointer;

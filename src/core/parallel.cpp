@@ -71,7 +71,7 @@ void set_num_threads(int count) {
 std::string blas_description() {
   const char* flavours[] = {"sequential", "pthread", "openmp"};
   const int parallel = std::clamp(openblas_get_parallel(), 0, 2);
-  std::string version = openblas_get_config();   // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ..."
+  std::string version = openblas_get_config();  // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ..."
   version = version.substr(0, version.find(' ', version.find(' ') + 1));
   return fmt::format("{} ({}, {})", version, flavours[parallel], openblas_get_corename());
 }
@@ -97,7 +97,7 @@ void parallel_ranges(int64_t count, int64_t grain, RangeFn fn, void* context) {
     return;
   }
   std::exception_ptr error;
-#pragma omp parallel num_threads(static_cast<int>(ranges))
+#pragma omp parallel num_threads(static_cast <int>(ranges))
   {
     const FlushDenormals flush;
     // The team may be smaller than asked for: walk the ranges instead of assuming one thread each.

@@ -28,7 +28,7 @@ uint64_t take(Rng& rng, int64_t count, int64_t per_block) {
 }  // namespace
 
 Rng Rng::stream(std::string_view name) const {
-  uint64_t hash = 14695981039346656037u;   // FNV-1a
+  uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
   return Rng(pair(block(key, hash, /*domain=*/1)));
 }
@@ -41,7 +41,7 @@ int64_t Rng::below(int64_t n) {
   if (n < 1) fail("random", "below: expected n >= 1, got {}", n);
   __extension__ using Wide = unsigned __int128;
   const uint64_t range = static_cast<uint64_t>(n);
-  const uint64_t unusable = -range % range;   // 2^64 mod n: the numbers below it would favour small results
+  const uint64_t unusable = -range % range;  // 2^64 mod n: the numbers below it would favour small results
   for (;;) {
     const auto product = static_cast<Wide>(pair(block(key, counter++))) * range;
     if (static_cast<uint64_t>(product) >= unusable) return static_cast<int64_t>(product >> 64);
@@ -85,8 +85,10 @@ Tensor bernoulli(const Shape& shape, double p, Rng& rng, DType dtype, Device dev
     using T = decltype(zero);
     kernels::random<T>(device).bernoulli(rng.key, start, shape.numel(), threshold, result.mutable_data<T>());
   };
-  if (dtype == DType::u8) fill(uint8_t{});
-  else with_float("bernoulli", dtype, fill);
+  if (dtype == DType::u8)
+    fill(uint8_t{});
+  else
+    with_float("bernoulli", dtype, fill);
   return result;
 }
 

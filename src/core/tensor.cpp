@@ -71,8 +71,7 @@ Tensor Tensor::arange(int64_t count, DType dtype, Device device) {
 
 template <class T>
 Tensor Tensor::from(std::span<const T> values, const Shape& shape, Device device) {
-  if (static_cast<int64_t>(values.size()) != shape.numel())
-    fail("tensor", "from: {} needs {} values, got {}", shape, shape.numel(), values.size());
+  if (static_cast<int64_t>(values.size()) != shape.numel()) fail("tensor", "from: {} needs {} values, got {}", shape, shape.numel(), values.size());
   Tensor result = empty(shape, dtype_of<T>(), device);
   kernels::move(device).copy(result.nbytes(), values.data(), result.mutable_raw_data());
   return result;
@@ -147,11 +146,11 @@ Tensor Tensor::detach() const {
 }
 
 // The element types that a tensor can hold.
-#define LAMINA_INSTANTIATE(T)                                                      \
-  template Tensor Tensor::from(std::span<const T>, const Shape&, Device);          \
-  template const T* Tensor::data<T>() const;                                       \
-  template T* Tensor::mutable_data<T>();                                           \
-  template std::vector<T> Tensor::to_vector<T>() const;                            \
+#define LAMINA_INSTANTIATE(T)                                             \
+  template Tensor Tensor::from(std::span<const T>, const Shape&, Device); \
+  template const T* Tensor::data<T>() const;                              \
+  template T* Tensor::mutable_data<T>();                                  \
+  template std::vector<T> Tensor::to_vector<T>() const;                   \
   template void Tensor::copy_to<T>(std::span<T>) const;
 LAMINA_INSTANTIATE(float)
 LAMINA_INSTANTIATE(double)

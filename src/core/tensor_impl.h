@@ -35,7 +35,7 @@ struct Storage {
 
 struct TensorImpl {
   std::shared_ptr<Storage> storage;
-  int64_t offset = 0;   // bytes
+  int64_t offset = 0;  // bytes
   Shape shape;
   DType dtype = DType::f32;
   bool requires_grad = false;
@@ -44,8 +44,8 @@ struct TensorImpl {
   std::shared_ptr<autograd::Node> node;
   int output = 0;
 
-  Gradient gradient;     // of a leaf, or of a computed tensor with retain_grad()
-  std::vector<Hook> hooks;   // of a leaf; a computed tensor's hooks live in its node
+  Gradient gradient;        // of a leaf, or of a computed tensor with retain_grad()
+  std::vector<Hook> hooks;  // of a leaf; a computed tensor's hooks live in its node
 
   char* bytes() const { return static_cast<char*>(storage->data) + offset; }
 };

@@ -10,19 +10,19 @@
 namespace lamina {
 
 struct GradcheckOptions {
-  double step = 1e-5;            // h, scaled by max(1, |x|)
-  double rtol = 1e-6;            // |numeric - analytic| <= atol + rtol * max(|numeric|, |analytic|, norm of the gradient / sqrt(n))
+  double step = 1e-5;  // h, scaled by max(1, |x|)
+  double rtol = 1e-6;  // |numeric - analytic| <= atol + rtol * max(|numeric|, |analytic|, norm of the gradient / sqrt(n))
   double atol = 1e-9;
-  int max_coordinates = 200;     // sampled per input, deterministically
-  double min_norm = 1e-6;        // the numeric gradient of every input must be at least this long, unless expect_zero
+  int max_coordinates = 200;  // sampled per input, deterministically
+  double min_norm = 1e-6;     // the numeric gradient of every input must be at least this long, unless expect_zero
   bool expect_zero = false;
-  uint64_t seed = 1;             // of the random cotangent
+  uint64_t seed = 1;  // of the random cotangent
 };
 
 struct GradcheckResult {
   bool ok = false;
-  double worst_error = 0;        // largest relative error seen
-  std::string message;           // the worst five coordinates: input, index, numeric, analytic, error
+  double worst_error = 0;  // largest relative error seen
+  std::string message;     // the worst five coordinates: input, index, numeric, analytic, error
   explicit operator bool() const { return ok; }
 };
 

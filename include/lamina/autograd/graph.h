@@ -64,8 +64,8 @@ class Backward {
   bool needs(int input) const;
   /// The gradient for an input: its shape, dtype and device. Once per input; ignored for inputs that need none.
   void give(int input, Tensor dx);
-  /// The gradient dy^T x [O, C], from dy [N, O] and x [N, C] (a linear layer's weight). For a leaf and few rows it is kept as its factors until somebody
-  /// looks at it (grad(), hooks); the optimisers' fused updates never form it. Otherwise the same as give(input, product).
+  /// The gradient dy^T x [O, C], from dy [N, O] and x [N, C] (a linear layer's weight). For a leaf and few rows it is kept as its factors until
+  /// somebody looks at it (grad(), hooks); the optimisers' fused updates never form it. Otherwise the same as give(input, product).
   void give_product(int input, const Tensor& dy, const Tensor& x);
 
  private:
@@ -107,7 +107,7 @@ void refuse_gradient(const char* op, std::initializer_list<Tensor> inputs);
 
 struct GradOptions {
   bool retain_graph = false;
-  bool create_graph = false;   // second derivatives do not exist: true throws Error
+  bool create_graph = false;  // second derivatives do not exist: true throws Error
 };
 /// Gradients of `output` (a scalar, or with cotangent `dy`) with respect to `inputs` only; no .grad is touched.
 /// An input that the output does not depend on gets an undefined tensor.

@@ -29,11 +29,16 @@ std::string to_string(DType dtype);
 
 template <class T>
 constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<T, float>) return DType::f32;
-  else if constexpr (std::is_same_v<T, double>) return DType::f64;
-  else if constexpr (std::is_same_v<T, int64_t>) return DType::i64;
-  else if constexpr (std::is_same_v<T, uint8_t>) return DType::u8;
-  else static_assert(!sizeof(T), "lamina tensors hold float, double, int64_t or uint8_t");
+  if constexpr (std::is_same_v<T, float>)
+    return DType::f32;
+  else if constexpr (std::is_same_v<T, double>)
+    return DType::f64;
+  else if constexpr (std::is_same_v<T, int64_t>)
+    return DType::i64;
+  else if constexpr (std::is_same_v<T, uint8_t>)
+    return DType::u8;
+  else
+    static_assert(!sizeof(T), "lamina tensors hold float, double, int64_t or uint8_t");
 }
 
 [[noreturn]] void fail_dtype(const char* op, const char* expected, DType actual);

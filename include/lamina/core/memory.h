@@ -8,10 +8,10 @@
 namespace lamina {
 
 struct MemoryStats {
-  int64_t current_bytes = 0;         // in live tensors (rounded up to size classes)
-  int64_t peak_bytes = 0;            // largest current_bytes since the start or reset_peak_memory()
-  int64_t cached_bytes = 0;          // free, held for reuse
-  int64_t system_allocations = 0;    // how often the system was asked for memory
+  int64_t current_bytes = 0;       // in live tensors (rounded up to size classes)
+  int64_t peak_bytes = 0;          // largest current_bytes since the start or reset_peak_memory()
+  int64_t cached_bytes = 0;        // free, held for reuse
+  int64_t system_allocations = 0;  // how often the system was asked for memory
 };
 
 MemoryStats memory_stats(Device device = Device::cpu());

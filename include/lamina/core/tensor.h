@@ -75,13 +75,13 @@ class Tensor {
   template <class T>
   void copy_to(std::span<T> out) const;
 
-  Tensor clone() const;                 // a new buffer, no graph
-  Tensor to(Device device) const;       // differentiable; the same handle if already there
-  Tensor cast(DType dtype) const;       // differentiable between f32 and f64; float to integer truncates toward zero
+  Tensor clone() const;            // a new buffer, no graph
+  Tensor to(Device device) const;  // differentiable; the same handle if already there
+  Tensor cast(DType dtype) const;  // differentiable between f32 and f64; float to integer truncates toward zero
 
   /// In place, outside the graph (throws Error on a tensor that the graph computed). They count as changes.
   void fill_(double value);
-  void copy_(const Tensor& source);     // same shape and dtype; crosses devices
+  void copy_(const Tensor& source);  // same shape and dtype; crosses devices
 
   /// Values as text, e.g. "f32 [2, 3]\n[[1, 2, 3],\n [4, 5, 6]]"; long axes are abbreviated.
   std::string str() const;
@@ -94,7 +94,7 @@ class Tensor {
   /// The accumulated gradient of a leaf (undefined before the first backward or after zero_grad).
   /// Also of a computed tensor for which retain_grad() was called before backward.
   Tensor grad() const;
-  void set_grad(const Tensor& grad);    // undefined clears it; else same shape, dtype and device
+  void set_grad(const Tensor& grad);  // undefined clears it; else same shape, dtype and device
   void zero_grad();
   void retain_grad();
   /// The same values without history. Shares the buffer.

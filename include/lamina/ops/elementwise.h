@@ -33,7 +33,7 @@ Tensor operator-(const Tensor& a);
 Tensor pow(const Tensor& a, double b);
 
 /// f32, f64.
-Tensor abs(const Tensor& x);          // gradient 0 at 0
+Tensor abs(const Tensor& x);  // gradient 0 at 0
 Tensor exp(const Tensor& x);
 Tensor expm1(const Tensor& x);
 Tensor log(const Tensor& x);
@@ -44,20 +44,20 @@ Tensor reciprocal(const Tensor& x);
 Tensor sin(const Tensor& x);
 Tensor cos(const Tensor& x);
 Tensor erf(const Tensor& x);
-Tensor sign(const Tensor& x);         // gradient 0
-Tensor floor(const Tensor& x);        // gradient 0
+Tensor sign(const Tensor& x);   // gradient 0
+Tensor floor(const Tensor& x);  // gradient 0
 /// max(low, min(x, high)); the gradient passes where low <= x <= high. Throws Error for low > high.
 Tensor clamp(const Tensor& x, double low, double high);
 
-Tensor relu(const Tensor& x);         // gradient 0 at 0
+Tensor relu(const Tensor& x);  // gradient 0 at 0
 Tensor leaky_relu(const Tensor& x, double slope = 0.01);
 Tensor tanh(const Tensor& x);
-Tensor sigmoid(const Tensor& x);      // 1 / (1 + exp(-x)), without overflow
+Tensor sigmoid(const Tensor& x);  // 1 / (1 + exp(-x)), without overflow
 enum class Gelu { exact, tanh };
 /// x Phi(x) with the error function, or its tanh approximation (Hendrycks & Gimpel 2016).
 Tensor gelu(const Tensor& x, Gelu form = Gelu::exact);
-Tensor silu(const Tensor& x);         // x sigmoid(x)
-Tensor softplus(const Tensor& x);     // log(1 + exp(x)), without overflow
+Tensor silu(const Tensor& x);      // x sigmoid(x)
+Tensor softplus(const Tensor& x);  // log(1 + exp(x)), without overflow
 
 /// Comparisons: u8 tensors of 0 and 1, any dtype, no gradient. NaN compares false except under ne.
 Tensor eq(const Tensor& a, const Tensor& b);

@@ -9,7 +9,7 @@ enum class Reduction { none, mean, sum };
 
 struct CrossEntropyOptions {
   int64_t ignore_index = -100;
-  double label_smoothing = 0.0;           // in [0, 1)
+  double label_smoothing = 0.0;  // in [0, 1)
   Reduction reduction = Reduction::mean;
 };
 

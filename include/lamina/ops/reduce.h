@@ -1,5 +1,6 @@
 #pragma once
-// Reductions over any axes (negative axes count from the end; an empty list means all). f32 and f64 unless said. `keep` keeps reduced axes with size 1.
+// Reductions over any axes (negative axes count from the end; an empty list means all). f32 and f64 unless said. `keep` keeps reduced axes with
+// size 1.
 
 #include <vector>
 
@@ -9,8 +10,8 @@ namespace lamina {
 
 using Axes = std::vector<int>;
 
-Tensor sum(const Tensor& x, const Axes& axes = {}, bool keep = false);      // 0 over nothing
-Tensor mean(const Tensor& x, const Axes& axes = {}, bool keep = false);     // NaN over nothing
+Tensor sum(const Tensor& x, const Axes& axes = {}, bool keep = false);   // 0 over nothing
+Tensor mean(const Tensor& x, const Axes& axes = {}, bool keep = false);  // NaN over nothing
 /// Two-pass variance, divided by count - correction (1: unbiased, as in PyTorch; 0: biased). NaN where count <= correction.
 Tensor var(const Tensor& x, const Axes& axes = {}, int correction = 1, bool keep = false);
 /// The gradient is shared equally among equal extremes. NaN wins. Throws Error over nothing.

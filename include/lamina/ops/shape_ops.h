@@ -14,7 +14,7 @@ Tensor reshape(const Tensor& x, const std::vector<int64_t>& sizes);
 Tensor reshape(const Tensor& x, const Shape& shape);
 /// Axes first..last become one.
 Tensor flatten(const Tensor& x, int first = 0, int last = -1);
-Tensor squeeze(const Tensor& x, int axis);      // throws Error unless the size is 1
+Tensor squeeze(const Tensor& x, int axis);  // throws Error unless the size is 1
 Tensor unsqueeze(const Tensor& x, int axis);
 
 /// y's axis i is x's axis axes[i].
@@ -25,12 +25,13 @@ Tensor transpose(const Tensor& x, int a = -2, int b = -1);
 Tensor expand(const Tensor& x, const Shape& shape);
 
 Tensor concat(const std::vector<Tensor>& parts, int axis = 0);
-Tensor stack(const std::vector<Tensor>& parts, int axis = 0);     // along a new axis
-/// Elements begin..end-1 of an axis; negative positions count from the end, end = max means to the end. Throws Error when out of range or begin > end.
+Tensor stack(const std::vector<Tensor>& parts, int axis = 0);  // along a new axis
+/// Elements begin..end-1 of an axis; negative positions count from the end, end = max means to the end. Throws Error when out of range or begin >
+/// end.
 Tensor slice(const Tensor& x, int axis, int64_t begin, int64_t end = INT64_MAX);
 /// x[index] along an axis, which disappears.
 Tensor select(const Tensor& x, int axis, int64_t index);
-std::vector<Tensor> split(const Tensor& x, int64_t size, int axis = 0);   // the last part may be smaller
+std::vector<Tensor> split(const Tensor& x, int64_t size, int axis = 0);  // the last part may be smaller
 
 /// Rows of axis `axis` picked by an i64 vector; repeated indices add up in the gradient. Throws Error naming the position of an index out of range.
 Tensor index_select(const Tensor& x, int axis, const Tensor& index);

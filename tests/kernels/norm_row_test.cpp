@@ -1,28 +1,11 @@
-// Row and channel normalisers against plain two-pass loops in double.
+// The row normaliser against plain two-pass loops in double.
 
-#include "kernels/kernels.h"
-#include "kernels/vectors.h"
+#include "kernels/norm_support.h"
 
 using namespace lamina;
 using namespace lamina::test;
-using namespace lamina::kernels;
 
 namespace {
-
-constexpr double f32_forward = 1e-5;   // a two-pass f32 kernel meets the double reference on the same inputs to some units of 1.2e-7 times |x-hat|
-constexpr double f32_backward = 2e-5;  // the same with one more reduction
-constexpr double f64_forward = 1e-12;  // some tens of units in the last place
-constexpr double difference_step = 1e-5, difference_tolerance = 2e-8;  // central differences: step^2 and 1e-16 / step, times derivatives of order 10
-constexpr double six_digits = 2e-6;                                    // values written with six or seven digits
-
-size_t index(int64_t i) { return static_cast<size_t>(i); }
-
-const NormKernels<float>& f32() { return norm<float>(Device::cpu()); }
-const NormKernels<double>& f64() { return norm<double>(Device::cpu()); }
-template <class T>
-const NormKernels<T>& kernels_of() {
-  return norm<T>(Device::cpu());
-}
 
 struct Normalised {
   std::vector<double> y, mean, rstd;
@@ -44,11 +27,6 @@ Normalised row_reference(const RowNorm& s, const std::vector<double>& x, const s
     }
   }
   return r;
-}
-
-template <class T>
-const T* pointer(const std::vector<T>& v) {
-  return v.empty() ? nullptr : v.data();
 }
 
 template <class T>
@@ -192,7 +170,7 @@ TEST_CASE("row norm: each of dx, dgain, dbias may be missing") {
   }
 }
 
-TEST_CASE("norms: the same bits for every thread count") {
+TEST_CASE("row norm: the same bits for every thread count") {
   for (const RowNorm& spec : {layer(300, 257), layer(7, 20000), grouped(40, 64, 31, 8), grouped(300, 256, 1, 4)}) {
     const int64_t n = spec.rows * spec.width;
     const auto x = normal_vector<float>(n, 17, 3), dy = normal_vector<float>(n, 18), gain = normal_vector<float>(spec.affine_count, 19);
@@ -278,7 +256,7 @@ TEST_CASE("row norm: a row of two million entries at a large offset") {
   CHECK(first_difference(r.mean, expected.mean, 1e-7) == "");
 }
 
-TEST_CASE("norms: zero sizes (A12)") {
+TEST_CASE("row norm: zero sizes (A12)") {
   const std::vector<float> none;
   const auto no_rows = run_rows<float>(layer(0, 10), none, std::vector<float>(10, 1), {}, none);
   CHECK(first_difference(no_rows.dgain, std::vector<double>(10, 0), 0) == "");
@@ -288,168 +266,4 @@ TEST_CASE("norms: zero sizes (A12)") {
   CHECK(run_rows<float>(layer(3, 0), none, {}, {}, none).y.empty());
   CHECK(run_rows<float>({.rows = 4, .width = 0, .measured = 0, .affine_count = 2, .affine_inner = 1}, none, {}, {}, none).dgain ==
         std::vector<float>{0, 0});
-  for (const ChannelNorm& spec :
-       {ChannelNorm{.batch = 0, .channels = 5}, ChannelNorm{.batch = 3, .channels = 5, .space = 0}, ChannelNorm{.batch = 3, .channels = 0}}) {
-    const auto channels = index(spec.channels);
-    std::vector<float> mean(channels, 77), shift(channels, 77), var(channels, 77), rstd(channels, 77), dgain(channels, 77), dbias(channels, 77);
-    f32().channel_statistics(spec, nullptr, mean.data(), shift.data(), var.data());
-    f32().channel_forward(spec, nullptr, mean.data(), shift.data(), var.data(), nullptr, nullptr, nullptr, rstd.data());
-    f32().channel_backward(spec, false, nullptr, nullptr, mean.data(), rstd.data(), nullptr, nullptr, dgain.data(), dbias.data());
-    CHECK(first_difference(dgain, std::vector<double>(channels, 0), 0) == "");
-    CHECK(first_difference(dbias, std::vector<double>(channels, 0), 0) == "");
-    CHECK(first_difference(mean, std::vector<double>(channels, 0), 0) == "");
-  }
-}
-
-namespace {
-
-struct ChannelReference {
-  std::vector<double> y, mean, var;
-};
-
-ChannelReference channel_reference(const ChannelNorm& s, const std::vector<double>& x, const std::vector<double>& gain,
-                                   const std::vector<double>& bias) {
-  ChannelReference r{std::vector<double>(x.size()), std::vector<double>(index(s.channels)), std::vector<double>(index(s.channels))};
-  const double m = static_cast<double>(s.batch * s.space);
-  for (int64_t c = 0; c < s.channels; ++c) {
-    const auto each = [&](auto&& f) {
-      for (int64_t n = 0; n < s.batch; ++n)
-        for (int64_t i = 0; i < s.space; ++i) f(index((n * s.channels + c) * s.space + i));
-    };
-    double mean = 0, square = 0;
-    each([&](size_t i) { mean += x[i] / m; });
-    each([&](size_t i) { square += (x[i] - mean) * (x[i] - mean); });
-    const double var = square / (s.unbiased ? m - 1 : m);
-    r.mean[index(c)] = mean;
-    r.var[index(c)] = var;
-    each([&](size_t i) { r.y[i] = (x[i] - mean) / std::sqrt(var + s.eps) * gain[index(c)] + bias[index(c)]; });
-  }
-  return r;
-}
-
-template <class T>
-struct ChannelResult {
-  std::vector<T> y, mean, shift, var, rstd, dx, dgain, dbias;
-};
-
-template <class T>
-ChannelResult<T> run_channels(const ChannelNorm& s, const std::vector<T>& x, const std::vector<T>& gain, const std::vector<T>& bias,
-                              const std::vector<T>& dy) {
-  const size_t n = x.size(), c = index(s.channels);
-  const T junk = T(77);
-  ChannelResult<T> r{std::vector<T>(n, junk), std::vector<T>(c, junk), std::vector<T>(c, junk), std::vector<T>(c, junk), std::vector<T>(c, junk),
-                     std::vector<T>(n, junk), std::vector<T>(c, junk), std::vector<T>(c, junk)};
-  const NormKernels<T>& k = kernels_of<T>();
-  k.channel_statistics(s, x.data(), r.mean.data(), r.shift.data(), r.var.data());
-  k.channel_forward(s, x.data(), r.mean.data(), r.shift.data(), r.var.data(), pointer(gain), pointer(bias), r.y.data(), r.rstd.data());
-  k.channel_backward(s, false, x.data(), pointer(gain), r.mean.data(), r.rstd.data(), dy.data(), r.dx.data(), r.dgain.data(), r.dbias.data());
-  return r;
-}
-
-std::vector<ChannelNorm> channel_shapes() {
-  return {{.batch = 4, .channels = 1},
-          {.batch = 3, .channels = 5},
-          {.batch = 33, .channels = 300},
-          {.batch = 129, .channels = 31},
-          {.batch = 300, .channels = 600},
-          {.batch = 2, .channels = 3, .space = 2},
-          {.batch = 5, .channels = 20, .space = 49},
-          {.batch = 40, .channels = 3, .space = 33},
-          {.batch = 1, .channels = 2, .space = 1000},
-          {.batch = 9, .channels = 16, .space = 16}};
-}
-
-}  // namespace
-
-TEST_CASE("channel norm: f32 forward and backward meet the definition and f64") {
-  for (ChannelNorm spec : channel_shapes()) {
-    for (bool unbiased : {false, true}) {
-      spec.unbiased = unbiased;
-      INFO("[" << spec.batch << ", " << spec.channels << ", " << spec.space << "], unbiased " << unbiased);
-      const int64_t n = spec.batch * spec.channels * spec.space;
-      const auto x = normal_vector<float>(n, 25, 2), dy = normal_vector<float>(n, 26), gain = normal_vector<float>(spec.channels, 27),
-                 bias = normal_vector<float>(spec.channels, 28);
-      const auto r = run_channels(spec, x, gain, bias, dy);
-      const auto expected = channel_reference(spec, as_double(x), as_double(gain), as_double(bias));
-      REQUIRE(first_difference(r.y, expected.y, f32_forward) == "");
-      REQUIRE(first_difference(r.mean, expected.mean, 1e-7) == "");
-      REQUIRE(first_difference(r.var, expected.var, 1e-6) == "");
-      const auto exact = run_channels(spec, as_double(x), as_double(gain), as_double(bias), as_double(dy));
-      REQUIRE(first_difference(exact.y, expected.y, f64_forward) == "");
-      REQUIRE(first_difference(r.dx, exact.dx, f32_backward) == "");
-      REQUIRE(first_difference(r.dgain, exact.dgain, f32_backward) == "");
-      REQUIRE(first_difference(r.dbias, exact.dbias, f32_backward) == "");
-    }
-  }
-}
-
-TEST_CASE("channel norm: backward is the derivative of the definition, biased, unbiased and in evaluation") {
-  for (ChannelNorm spec :
-       {ChannelNorm{.batch = 4, .channels = 3}, ChannelNorm{.batch = 131, .channels = 2}, ChannelNorm{.batch = 3, .channels = 2, .space = 5}}) {
-    for (bool unbiased : {false, true}) {
-      spec.unbiased = unbiased;
-      INFO("[" << spec.batch << ", " << spec.channels << ", " << spec.space << "], unbiased " << unbiased);
-      const int64_t n = spec.batch * spec.channels * spec.space;
-      auto x = normal_vector<double>(n, 29), gain = normal_vector<double>(spec.channels, 30), bias = normal_vector<double>(spec.channels, 31);
-      const auto dy = normal_vector<double>(n, 32);
-      const auto loss = [&] {
-        const auto y = channel_reference(spec, x, gain, bias).y;
-        double sum = 0;
-        for (size_t i = 0; i < y.size(); ++i) sum += y[i] * dy[i];
-        return sum;
-      };
-      const auto r = run_channels(spec, x, gain, bias, dy);
-      const auto dx = central_differences(x, difference_step, loss);
-      CHECK(largest_magnitude(dx) > 1e-2);
-      CHECK(first_difference(r.dx, dx, difference_tolerance) == "");
-      CHECK(first_difference(r.dgain, central_differences(gain, difference_step, loss), difference_tolerance) == "");
-      CHECK(first_difference(r.dbias, central_differences(bias, difference_step, loss), difference_tolerance) == "");
-
-      auto evaluated = r;
-      f64().channel_backward(spec, true, x.data(), gain.data(), r.mean.data(), r.rstd.data(), dy.data(), evaluated.dx.data(), evaluated.dgain.data(),
-                             nullptr);
-      for (size_t i = 0; i < dy.size(); ++i) {
-        const size_t c = i / index(spec.space) % index(spec.channels);
-        REQUIRE(evaluated.dx[i] == Approx(dy[i] * gain[c] * r.rstd[c]).epsilon(1e-14));
-      }
-      CHECK(first_difference(evaluated.dgain, r.dgain, 1e-14) == "");
-    }
-  }
-}
-
-TEST_CASE("channel norm: worked values (A03), constant and spoilt channels") {
-  const auto r = run_channels<float>({.batch = 4, .channels = 1}, {4096, 4096.25F, 4096.5F, 4096.75F}, {}, {}, {1, 2, 4, 8});
-  CHECK(first_difference(r.y, std::vector<double>{-1.341555, -0.447185, 0.447185, 1.341555}, six_digits) == "");
-  CHECK(r.var[0] == 0.078125F);
-  const auto spaced =
-      run_channels<float>({.batch = 2, .channels = 1, .space = 2, .unbiased = true}, {4096, 4096.25F, 4096.5F, 4096.75F}, {}, {}, {1, 2, 4, 8});
-  CHECK(spaced.var[0] == Approx(0.1041667).epsilon(1e-6));
-  for (int64_t space : {1, 7}) {
-    const ChannelNorm spec{.batch = 50, .channels = 3, .space = space};
-    auto x = normal_vector<float>(150 * space, 33);
-    const auto before = run_channels(spec, x, {}, {}, x);
-    for (size_t i = 0; i < x.size(); ++i)
-      if (i / index(space) % 3 == 1) x[i] = 1234.567F;
-    const auto constant = run_channels(spec, x, {}, {}, x);
-    CHECK(constant.var[1] == 0);
-    CHECK(constant.y[index(space)] == 0);
-    x[index(space)] = INFINITY;
-    const auto spoilt = run_channels(spec, x, {}, {}, x);
-    CHECK(std::isnan(spoilt.y[index(space)]));
-    for (size_t i = 0; i < x.size(); ++i)
-      if (i / index(space) % 3 != 1) REQUIRE((spoilt.y[i] == before.y[i] && spoilt.dx[i] == before.dx[i]));
-  }
-}
-
-TEST_CASE("channel norm: the same bits for every thread count") {
-  for (const ChannelNorm& spec : channel_shapes()) {
-    const int64_t n = spec.batch * spec.channels * spec.space;
-    const auto x = normal_vector<float>(n, 34, 3), dy = normal_vector<float>(n, 35), gain = normal_vector<float>(spec.channels, 36);
-    CHECK(same_bits_for_all_thread_counts([&] {
-      const auto r = run_channels(spec, x, gain, gain, dy);
-      std::vector<float> all = r.y;
-      for (const auto* part : {&r.mean, &r.var, &r.rstd, &r.dx, &r.dgain, &r.dbias}) append(all, *part);
-      return all;
-    }));
-  }
 }

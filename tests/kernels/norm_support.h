@@ -1,0 +1,33 @@
+#pragma once
+// What the tests of row and channel normalisers share.
+
+#include "kernels/kernels.h"
+#include "kernels/vectors.h"
+
+namespace lamina::test {
+
+using namespace lamina::kernels;
+
+inline constexpr double f32_forward =
+    1e-5;  // a two-pass f32 kernel meets the double reference on the same inputs to some units of 1.2e-7 times |x-hat|
+inline constexpr double f32_backward = 2e-5;  // the same with one more reduction
+inline constexpr double f64_forward = 1e-12;  // some tens of units in the last place
+inline constexpr double difference_step = 1e-5,
+                        difference_tolerance = 2e-8;  // central differences: step^2 and 1e-16 / step, times derivatives of order 10
+inline constexpr double six_digits = 2e-6;            // values written with six or seven digits
+
+inline size_t index(int64_t i) { return static_cast<size_t>(i); }
+
+inline const NormKernels<float>& f32() { return norm<float>(Device::cpu()); }
+inline const NormKernels<double>& f64() { return norm<double>(Device::cpu()); }
+template <class T>
+const NormKernels<T>& kernels_of() {
+  return norm<T>(Device::cpu());
+}
+
+template <class T>
+const T* pointer(const std::vector<T>& v) {
+  return v.empty() ? nullptr : v.data();
+}
+
+}  // namespace lamina::test
