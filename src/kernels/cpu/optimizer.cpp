@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/kernels.h"
 
@@ -142,18 +143,14 @@ void update_rows(const Rule& rule, const RankUpdate<T>& product) {
   });
 }
 
+template <class T, class Rule, int... kLess>
+void update_rows_up_to(const Rule& rule, const RankUpdate<T>& product, std::integer_sequence<int, kLess...>) {
+  ((product.rows == kLess + 1 ? update_rows<kLess + 1>(rule, product) : void()), ...);
+}
+
 template <class T, class Rule>
 void update(const Rule& rule, const RankUpdate<T>& product) {
-  switch (product.rows) {
-#define LAMINA_ROWS(n) \
-  case n: return update_rows<n>(rule, product);
-    LAMINA_ROWS(1)
-    LAMINA_ROWS(2)
-    LAMINA_ROWS(3)
-    LAMINA_ROWS(4) LAMINA_ROWS(5) LAMINA_ROWS(6) LAMINA_ROWS(7) LAMINA_ROWS(8) LAMINA_ROWS(9) LAMINA_ROWS(10) LAMINA_ROWS(11) LAMINA_ROWS(12)
-        LAMINA_ROWS(13) LAMINA_ROWS(14) LAMINA_ROWS(15) LAMINA_ROWS(16)
-#undef LAMINA_ROWS
-  }
+  update_rows_up_to(rule, product, std::make_integer_sequence<int, RankUpdate<T>::max_rows>());
 }
 
 template <class T>
