@@ -26,6 +26,8 @@ mkdir -p "$folder"
 log=$folder/build.log
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+# What one clone has compiled, another finds in the cache.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 
 failed() {
   say "--- $log" >&2
