@@ -2,6 +2,7 @@
 
 #include <cblas.h>
 #include <omp.h>
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -55,7 +56,8 @@ int initial_threads() {
 }
 
 std::atomic<int>& thread_count() {
-  static std::atomic<int> count{initial_threads()};
+  // A child made by fork has none of the threads that OpenMP keeps, but OpenMP does not know that and would wait for them for ever.
+  static std::atomic<int> count{(pthread_atfork(nullptr, nullptr, [] { thread_count().store(1); }), initial_threads())};
   return count;
 }
 
@@ -79,13 +81,11 @@ std::string blas_description() {
 namespace detail {
 
 void use_blas_threads() {
-  // OpenBLAS (OpenMP flavour) asks OpenMP for the count, which is a setting of the calling thread.
-  thread_local int current = 0;
+  // OpenBLAS (OpenMP flavour) takes OpenMP's count, which is a setting of the calling thread; but if its own, which all threads share, is 1, then
+  // that.
   const int wanted = num_threads();
-  if (current == wanted) return;
-  omp_set_num_threads(wanted);
-  openblas_set_num_threads(wanted);
-  current = wanted;
+  if (omp_get_max_threads() != wanted) omp_set_num_threads(wanted);
+  if (openblas_get_num_threads() != wanted) openblas_set_num_threads(wanted);
 }
 
 void parallel_ranges(int64_t count, int64_t grain, RangeFn fn, void* context) {

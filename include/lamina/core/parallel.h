@@ -11,7 +11,7 @@ namespace lamina {
 /// Threads in use; at the start the cores this process may use (affinity and cgroup quota), or OMP_NUM_THREADS where that is set.
 int num_threads();
 
-/// Throws Error unless 1 <= count <= 1024.
+/// Throws Error unless 1 <= count <= 1024. A child made by fork() has one thread; a larger count set there would hang in OpenMP.
 void set_num_threads(int count);
 
 /// "OpenBLAS 0.3.21 (openmp, SkylakeX)", for run records.
@@ -20,7 +20,7 @@ std::string blas_description();
 namespace detail {
 using RangeFn = void (*)(void* context, int64_t begin, int64_t end);
 void parallel_ranges(int64_t count, int64_t grain, RangeFn fn, void* context);
-/// Makes the calling thread's BLAS calls use num_threads(); the gemm entry calls it before each product.
+/// Makes the calling thread's BLAS calls use num_threads(); the gemm entry calls it before each product, which must have OpenBLAS to itself.
 void use_blas_threads();
 }  // namespace detail
 

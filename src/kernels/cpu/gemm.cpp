@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 
 #include <lamina/core/parallel.h>
 #include "kernels/cpu/gemm_own.h"
@@ -14,6 +15,16 @@ namespace {
 
 CBLAS_TRANSPOSE flag(bool transposed) { return transposed ? CblasTrans : CblasNoTrans; }
 blasint narrow(int64_t size) { return static_cast<blasint>(size); }
+
+/// Runs one product of OpenBLAS on num_threads() threads. One at a time: its OpenMP flavour lets a second caller spin until the first is done (with
+/// more callers than cores that costs many times the products), and a change of its thread count frees the buffers of a product beside.
+template <class F>
+void one_at_a_time(F&& product) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  detail::use_blas_threads();
+  product();
+}
 
 void blas(int64_t m, int64_t n, int64_t k, const Matrix<float>& a, const Matrix<float>& b, float beta, float* c, int64_t ldc) {
   cblas_sgemm(CblasRowMajor, flag(a.transposed), flag(b.transposed), narrow(m), narrow(n), narrow(k), 1.0f, a.data, narrow(a.ld), b.data,
@@ -46,7 +57,7 @@ struct CpuGemm final : GemmKernels<T> {
       cpu::scale_and_bias(m, n, beta, c, ldc, bias);
       beta = T(1);
     }
-    blas(m, n, k, a, b, beta, c, ldc);
+    one_at_a_time([&] { blas(m, n, k, a, b, beta, c, ldc); });
   }
 
   void gemm_batched(int64_t count, int64_t m, int64_t n, int64_t k, Matrix<T> a, int64_t stride_a, Matrix<T> b, int64_t stride_b, T beta, T* c,
