@@ -267,3 +267,28 @@ TEST_CASE("elementwise: in place, at every length and offset, with the same bits
   }
   CHECK(right);
 }
+
+TEMPLATE_TEST_CASE("sin and cos of far arguments leave their neighbours alone", "[kernels]", float, double) {
+  const auto& elementwise = CpuBackend::elementwise<TestType>();
+  std::vector<TestType> x = random_values<TestType>(1000, 4, -100, 100);
+  const std::vector<TestType> near = x;
+  for (size_t i = 5; i < x.size(); i += 11) x[i] = TestType(40000.5);
+  for (const Unary op : {Unary::sin, Unary::cos}) {
+    std::vector<TestType> far_y(x.size()), near_y(x.size());
+    elementwise.unary(op, 1000, x.data(), far_y.data(), 0);
+    elementwise.unary(op, 1000, near.data(), near_y.data(), 0);
+    CHECK(far_y[5] == (op == Unary::sin ? std::sin(x[5]) : std::cos(x[5])));
+    for (size_t i = 5; i < x.size(); i += 11) near_y[i] = far_y[i];
+    CHECK(same_bits(far_y, near_y));
+  }
+}
+
+TEMPLATE_TEST_CASE("a denormal number to a power is 0 to that power", "[kernels]", float, double) {
+  const std::vector<TestType> x(20, std::numeric_limits<TestType>::min() / 2);
+  std::vector<TestType> y(x.size(), 7), z(x.size(), 7);
+  const std::vector<TestType> half(x.size(), TestType(0.5));
+  CpuBackend::elementwise<TestType>().unary(Unary::pow, 20, x.data(), y.data(), 0.5);
+  CpuBackend::elementwise<TestType>().binary(kernels::Binary::pow, line(20), x.data(), half.data(), z.data());
+  CHECK(same_bits(y, std::vector<TestType>(20)));
+  CHECK(same_bits(z, std::vector<TestType>(20)));
+}

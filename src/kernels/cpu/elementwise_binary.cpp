@@ -52,7 +52,7 @@ HWY_INLINE V power(V a, V b) {
   HWY_ALIGN T base[HWY_MAX_BYTES / sizeof(T)], exponent[HWY_MAX_BYTES / sizeof(T)];
   hn::Store(a, d, base);
   hn::Store(b, d, exponent);
-  for (size_t i = 0; i < hn::Lanes(d); ++i) base[i] = std::pow(base[i], exponent[i]);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) base[i] = power_of(base[i], exponent[i]);
   return hn::Load(d, base);
 }
 

@@ -84,7 +84,7 @@ void power(int64_t n, const T* x, T* y, double p) {
   if (p == 2) return map(kCheap, n, x, y, [](auto v) HWY_ATTR { return hn::Mul(v, v); });
   if (p == 1) return map(kCheap, n, x, y, [](auto v) HWY_ATTR { return v; });
   const T exponent = static_cast<T>(p);
-  map(kCostly / 4, n, x, y, [=](auto v) HWY_ATTR { return by_lane(v, [=](T lane) { return std::pow(lane, exponent); }); });
+  map(kCostly / 4, n, x, y, [=](auto v) HWY_ATTR { return by_lane(v, [=](T lane) { return power_of(lane, exponent); }); });
 }
 
 template <class T>
@@ -133,7 +133,7 @@ void power_gradient(int64_t n, const T* x, const T* dy, T* dx, double p) {
   if (p == 0) return map(kCheap, n, dy, dx, [](V) HWY_ATTR { return constant<V>(0); });
   const T exponent = static_cast<T>(p - 1), factor = static_cast<T>(p);
   map_gradient(kCostly / 4, n, x, dy, dx, [=](V v, V dv) HWY_ATTR {
-    const V slope = by_lane(v, [=](T lane) { return std::pow(lane, exponent); });
+    const V slope = by_lane(v, [=](T lane) { return power_of(lane, exponent); });
     return hn::Mul(dv, hn::Mul(set(factor), slope));
   });
 }

@@ -87,16 +87,28 @@ HWY_INLINE V softplus(V x) {
   return hn::Add(max_nan(x, constant<V>(0)), hn::Log1p(hn::DFromV<V>(), exp(hn::Neg(hn::Abs(x)))));
 }
 
+/// `near`, but f of each lane beyond the limit. (Chosen lane by lane: a result must not depend on its neighbours, which change with the threads.)
+template <class V, class F>
+HWY_INLINE V or_beyond(V x, double limit, V near, F&& f) {
+  if (all_within(x, limit)) return near;
+  return hn::IfThenElse(hn::Le(hn::Abs(x), constant<V>(limit)), near, by_lane(x, f));
+}
+
 // Highway's argument reduction holds up to 39000.
 template <class V>
 HWY_INLINE V sin(V x) {
-  if (all_within(x, 30000)) return hn::Sin(hn::DFromV<V>(), x);
-  return by_lane(x, [](Lane<V> v) { return std::sin(v); });
+  return or_beyond(x, 30000, hn::Sin(hn::DFromV<V>(), x), [](Lane<V> v) { return std::sin(v); });
 }
 template <class V>
 HWY_INLINE V cos(V x) {
-  if (all_within(x, 30000)) return hn::Cos(hn::DFromV<V>(), x);
-  return by_lane(x, [](Lane<V> v) { return std::cos(v); });
+  return or_beyond(x, 30000, hn::Cos(hn::DFromV<V>(), x), [](Lane<V> v) { return std::cos(v); });
+}
+
+/// base^exponent of one lane. A denormal base counts as 0, as everywhere in kernels: where the processor flushes them, std::pow's own way around
+/// denormals ends at numbers that have nothing to do with the result.
+template <class T>
+T power_of(T base, T exponent) {
+  return std::pow(std::abs(base) < std::numeric_limits<T>::min() ? std::copysign(T(0), base) : base, exponent);
 }
 
 // ---- erf and its relatives, in one accuracy over the whole line ----
