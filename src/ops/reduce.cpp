@@ -133,16 +133,22 @@ Tensor var(const Tensor& x, const Axes& axes, int correction, bool keep) {
   const Reduced r = reduced("var", x.shape(), axes, keep);
   if (!is_float(x.dtype())) fail_dtype("var", "f32 or f64", x.dtype());
   const double freedom = r.count > correction ? static_cast<double>(r.count - correction) : std::numeric_limits<double>::quiet_NaN();
-  Tensor centre, y;
+  const double count = static_cast<double>(r.count);
+  Tensor centre, shift, y;
   {
     const NoGrad no_grad;
-    centre = detail::view(reduce_values("var", Reduction::sum, x, r) / static_cast<double>(r.count), r.kept);
-    y = reduce_values("var", Reduction::sum, square(x - centre), r) / freedom;
+    const auto total = [&](const Tensor& terms) { return detail::view(reduce_values("var", Reduction::sum, terms, r), r.kept); };
+    centre = total(x) / count;
+    const Tensor deviations = x - centre;
+    // What the mean's rounding lost; at a large offset it is not small against the deviations.
+    shift = total(deviations) / count;
+    y = detail::view((total(square(deviations)) - square(shift) * count) / freedom, r.result);
+    y = maximum(y, Tensor::scalar(0.0, y.dtype(), y.device()));
   }
   if (!autograd::recording({x})) return y;
   // d/dx sum (x - m)^2 = 2 (x - m): the term through m is the sum of x - m, which is 0.
-  return autograd::record("var", {x}, y, autograd::save({x, centre}), [kept = r.kept, freedom](Backward& b) {
-    b.give(0, (b.saved(0) - b.saved(1)) * (detail::view(b.dy(), kept) * (2.0 / freedom)));
+  return autograd::record("var", {x}, y, autograd::save({x, centre, shift}), [kept = r.kept, freedom](Backward& b) {
+    b.give(0, (b.saved(0) - b.saved(1) - b.saved(2)) * (detail::view(b.dy(), kept) * (2.0 / freedom)));
   });
 }
 
