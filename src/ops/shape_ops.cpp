@@ -157,13 +157,14 @@ Tensor concat(const std::vector<Tensor>& parts, int axis) {
 
 Tensor stack(const std::vector<Tensor>& parts, int axis) {
   if (parts.empty()) fail("stack", "expected at least one tensor");
-  if (axis < 0) axis += parts[0].rank() + 1;
+  const int rank = parts[0].rank() + 1, position = axis < 0 ? axis + rank : axis;
+  if (position < 0 || position >= rank) fail("stack", "axis {} is out of range for parts {} (rank {} stacked)", axis, parts[0].shape(), rank);
   std::vector<Tensor> rows;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (parts[i].shape() != parts[0].shape()) fail("stack", "part {}: expected {}, got {}", i, parts[0].shape(), parts[i].shape());
-    rows.push_back(unsqueeze(parts[i], axis));
+    rows.push_back(unsqueeze(parts[i], position));
   }
-  return concat(rows, axis);
+  return concat(rows, position);
 }
 
 Tensor slice(const Tensor& x, int axis, int64_t begin, int64_t end) {

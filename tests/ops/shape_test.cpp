@@ -164,6 +164,8 @@ TEST_CASE("concat, stack and split are each other's inverse", "[ops][shape]") {
   CHECK_THROWS_WITH(concat({Tensor::ones({2, 3}), Tensor::ones({2, 4})}), contains("part 1: expected [2, 3] but for axis 0, got [2, 4]"));
   CHECK_THROWS_WITH(concat({a, a.cast(DType::f64)}), contains("[concat] expected operands of one dtype"));
   CHECK_THROWS_WITH(stack({a, Tensor::ones({3})}), contains("[stack] part 1: expected [2], got [3]"));
+  CHECK_THROWS_WITH(stack({a, b}, 2), contains("[stack] axis 2 is out of range for parts [2] (rank 2 stacked)"));
+  CHECK_THROWS_WITH(stack({a, b}, -3), contains("[stack] axis -3 is out of range"));
   CHECK_THROWS_WITH(split(a, 0), contains("[split] expected a size >= 1, got 0"));
 }
 
