@@ -88,7 +88,9 @@ class Walker {
 
   /// Only when the whole walk has succeeded are gradients added to leaves, so a failed backward leaves them as they were.
   void store_leaf_gradients() {
-    for (auto& [impl, grad] : leaves_) lamina::detail::accumulate(impl->gradient, std::move(grad), impl->shape);
+    for (auto& [impl, grad] : leaves_)
+      if (impl->requires_grad)
+        lamina::detail::accumulate(impl->gradient, std::move(grad), impl->shape);  // it may have been frozen since the forward pass
   }
 
   Tensor captured(const Tensor& target) {
@@ -273,14 +275,19 @@ std::vector<Tensor> grad(const Tensor& output, std::span<const Tensor> inputs, c
   if (options.create_graph) fail("grad", "second derivatives are not supported: create_graph must be false");
   for (const Tensor& input : inputs)
     if (!input.requires_grad()) fail("grad", "an input {} does not require a gradient", input.shape());
-  detail::Walker walker(options.retain_graph);
-  Tensor start = start_gradient(output, dy);
-  const Edge edge = edge_of(output);
-  if (edge.node) walker.capture(edge.node, inputs);
-  walker.arrive(edge, {std::move(start), {}, 1});
-  walker.run();
   std::vector<Tensor> result;
-  for (const Tensor& input : inputs) result.push_back(walker.captured(input));
+  {
+    detail::Walker walker(options.retain_graph);
+    Tensor start = start_gradient(output, dy);
+    const Edge edge = edge_of(output);
+    if (edge.node) walker.capture(edge.node, inputs);
+    walker.arrive(edge, {std::move(start), {}, 1});
+    walker.run();
+    for (const Tensor& input : inputs) result.push_back(walker.captured(input));
+  }
+  // An op may have handed its cotangent on as it was, to several inputs: each result gets a buffer of its own.
+  for (Tensor& gradient : result)
+    if (gradient.defined()) gradient = lamina::detail::owned(std::move(gradient));
   return result;
 }
 

@@ -58,8 +58,10 @@ void materialise(Gradient& gradient, const Shape& shape) {
   gradient = {std::move(dense), {}, 1};
 }
 
+Tensor owned(Tensor tensor) { return sole_owner(tensor) ? tensor : tensor.clone(); }
+
 Tensor accumulated(Tensor sum, const Tensor& more) {
-  if (!sole_owner(sum)) sum = sum.clone();
+  sum = owned(std::move(sum));
   with_float("backward", sum.dtype(), [&](auto zero) {
     using T = decltype(zero);
     kernels::elementwise<T>(sum.device()).accumulate(sum.numel(), more.data<T>(), sum.mutable_data<T>());
@@ -70,7 +72,7 @@ Tensor accumulated(Tensor sum, const Tensor& more) {
 void accumulate(Gradient& into, Gradient more, const Shape& shape) {
   if (!into.defined()) {
     // A backward function may have handed one tensor to several leaves, or kept it: take a buffer of our own.
-    if (more.dense.defined() && !sole_owner(more.dense)) more.dense = more.dense.clone();
+    if (more.dense.defined()) more.dense = owned(std::move(more.dense));
     into = std::move(more);
     return;
   }
@@ -95,12 +97,13 @@ double sum_of_squares(const Gradient& gradient) {
     for (const Factors& b : gradient.factors)
       for (int64_t i = 0; i < a.x.size(0); ++i)
         for (int64_t j = 0; j < b.x.size(0); ++j) sum += row_product(a.dy, i, b.dy, j) * row_product(a.x, i, b.x, j);
-  return sum * gradient.scale * gradient.scale;
+  // Where the rows cancel, rounding may leave a sum below 0 (a NaN stays).
+  return std::max(sum, 0.0) * gradient.scale * gradient.scale;
 }
 
 void rescale(Gradient& gradient, double factor) {
   if (gradient.dense.defined()) {
-    if (!sole_owner(gradient.dense)) gradient.dense = gradient.dense.clone();
+    gradient.dense = owned(std::move(gradient.dense));
     with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
       using T = decltype(zero);
       Tensor& g = gradient.dense;

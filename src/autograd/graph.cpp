@@ -104,6 +104,8 @@ bool recording(std::initializer_list<Tensor> inputs) { return recording(std::spa
 
 std::vector<Tensor> record_many(const char* op, std::span<const Tensor> inputs, std::vector<Tensor> outputs, Saved saved, BackwardFn backward) {
   if (!recording(inputs)) return outputs;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    if (!outputs[i].defined()) fail(op, "record: output {} is undefined", i);
   auto node = std::make_shared<Node>(op, std::move(saved), std::move(backward));
   node->edges.reserve(inputs.size());
   for (const Tensor& input : inputs) node->edges.push_back(edge_to(input));

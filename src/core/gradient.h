@@ -37,6 +37,9 @@ void materialise(Gradient& gradient, const Shape& shape);
 void accumulate(Gradient& into, Gradient more, const Shape& shape);
 Tensor accumulated(Tensor sum, const Tensor& more);
 
+/// The tensor itself if nobody else can reach its buffer, else a copy.
+Tensor owned(Tensor tensor);
+
 /// sum of squares of all elements, in double; from the factors it is the sum over pairs of rows <dy_i, dy_j> <x_i, x_j>.
 double sum_of_squares(const Gradient& gradient);
 /// Multiplies by a number.

@@ -114,6 +114,24 @@ TEST_CASE("autograd::grad returns gradients and touches none", "[autograd]") {
   }
 }
 
+TEST_CASE("what autograd::grad returns shares no memory", "[autograd]") {
+  Tensor a = leaf({1, 2}, {2}), b = leaf({3, 4}, {2});
+  const Tensor dy = Tensor::full({2}, 5, DType::f64), y = a + b;
+  std::vector<Tensor> gradients = autograd::grad(y, std::vector<Tensor>{a, b, y, a}, dy, {.retain_graph = true});
+  gradients[0].fill_(7);
+  check_close(dy, {5, 5}, exact);
+  for (const size_t other : {1, 2, 3}) check_close(gradients[other], {5, 5}, exact);
+}
+
+TEST_CASE("a leaf frozen between forward and backward gets nothing", "[autograd]") {
+  Tensor a = leaf({1, 2}, {2}), b = leaf({3, 4}, {2});
+  const Tensor y = sum(a * b);
+  a.set_requires_grad(false);
+  y.backward();
+  CHECK_FALSE(a.grad().defined());
+  check_close(b.grad(), {1, 2}, exact);
+}
+
 TEST_CASE("no_grad, detach and frozen leaves record nothing they should not", "[autograd]") {
   const int64_t nodes = autograd::live_nodes();
   Tensor x = leaf(3), w = leaf(2);

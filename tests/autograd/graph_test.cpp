@@ -208,6 +208,7 @@ TEST_CASE("gradients that cannot be are errors (E14)", "[autograd]") {
   Tensor computed = x * 1.0;
   CHECK_THROWS_WITH(computed.set_requires_grad(), contains("was computed by the graph (mul)"));
   CHECK_THROWS_WITH(x.set_grad(Tensor::ones({3}, DType::f64)), contains("[set_grad] expected f64 [2] on cpu, got f64 [3]"));
+  CHECK_THROWS_WITH(autograd::record("empty", {x}, Tensor(), {}, [](autograd::Backward&) {}), contains("[empty] record: output 0 is undefined"));
   CHECK_THROWS_WITH(autograd::refuse_gradient("round", {x}), contains("[round] has no gradient"));
   const NoGrad guard;
   autograd::refuse_gradient("round", {x});

@@ -2,7 +2,9 @@
 #include <limits>
 
 #include <lamina/nn/layers.h>
+#include <lamina/ops/matmul.h>
 #include <lamina/ops/reduce.h>
+#include <lamina/ops/shape_ops.h>
 #include <lamina/optim/optimizer.h>
 
 #include "support/allclose.h"
@@ -58,6 +60,18 @@ TEST_CASE("a norm that is not finite leaves the gradients as they are") {
   Parameter r = with_gradient({std::nan("")});
   CHECK(std::isnan(optim::clip_grad_norm({&r, &q}, 1)));
   check_close(q.grad(), {3}, exact);
+}
+
+TEST_CASE("the norm of a gradient whose rows cancel is a number") {
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    const Tensor x = normal({1, 30}, seed), once = normal({2, 40}, seed + 1000);
+    const Tensor last = -sum(once, {0}, true);
+    Parameter weight({40, 30}, nn::init::zeros());
+    linear(concat({x, x, x}), weight).backward(concat({once, last}));
+    const double norm = optim::clip_grad_norm({&weight}, 1);
+    CHECK(norm >= 0);
+    CHECK(norm < 1e-4);
+  }
 }
 
 TEST_CASE("clipping does not write into a tensor that somebody else holds") {
