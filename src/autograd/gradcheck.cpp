@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/format.h"
 
@@ -121,7 +122,8 @@ class Checker {
       const double have = analytic.defined() ? analytic.data<double>()[coordinates[k]] : 0.0;
       const double scale = std::max({std::abs(numbers[k]), std::abs(have), typical});
       const double difference = std::abs(numbers[k] - have);
-      const double error = scale > 0 ? difference / scale : 0.0;
+      // A gradient that is not a number is infinitely wrong; NaN itself could not be sorted.
+      const double error = std::isnan(difference) ? std::numeric_limits<double>::infinity() : scale > 0 ? difference / scale : 0.0;
       result.worst_error = std::max(result.worst_error, error);
       if (difference <= options_.atol + options_.rtol * scale) continue;  // false for NaN
       result.ok = false;

@@ -48,6 +48,18 @@ TEST_CASE("gradcheck refuses planted errors", "[gradcheck]") {
     CHECK_THAT(result.message, contains("input 0 [3, 4] element") && contains("numeric") && contains("analytic") && contains("relative error"));
     CHECK(std::abs(result.worst_error - 1e-5) < 1e-7);
   }
+  SECTION("elements that are not numbers among wrong ones") {
+    const auto result = gradcheck(square_with([](autograd::Backward& b) {
+                                    Tensor dx = b.dy() * b.saved(0) * 3.0;
+                                    for (int64_t i = 0; i < 12; i += 2) dx.mutable_data<double>()[i] = NAN;
+                                    b.give(0, dx);
+                                  }),
+                                  {input()});
+    CHECK_FALSE(result.ok);
+    CHECK(std::isinf(result.worst_error));
+    CHECK_THAT(result.message, contains("analytic nan"));
+    CHECK_THAT(result.message, !contains("element 1:"));  // the worst five are named
+  }
   SECTION("one element of twelve") {
     const auto result = gradcheck(square_with([](autograd::Backward& b) {
                                     Tensor dx = b.dy() * b.saved(0) * 2.0;
