@@ -70,9 +70,11 @@ Tensor randn(const Shape& shape, Rng& rng, DType dtype, double mean, double std)
 
 Tensor randint(const Shape& shape, int64_t low, int64_t high, Rng& rng) {
   if (low >= high) fail("randint", "expected low < high, got {} and {}", low, high);
+  int64_t range = 0;
+  if (__builtin_sub_overflow(high, low, &range)) fail("randint", "{} to {} are more than 2^63 numbers", low, high);
   Tensor result = Tensor::empty(shape, DType::i64);
   int64_t* values = result.mutable_data<int64_t>();
-  for (int64_t i = 0; i < shape.numel(); ++i) values[i] = low + rng.below(high - low);
+  for (int64_t i = 0; i < shape.numel(); ++i) values[i] = low + rng.below(range);
   return result;
 }
 

@@ -137,6 +137,9 @@ void Tensor::copy_(const Tensor& source) {
   if (source.shape() != shape() || source.dtype() != dtype())
     fail("copy_", "expected {} {}, got {} {}", dtype(), shape(), source.dtype(), source.shape());
   if (raw_data() == source.raw_data()) return;
+  // Two slices of one buffer may overlap: threads that copy their parts must not read what others have written.
+  const char *const mine = impl_->bytes(), *const theirs = source.impl()->bytes();
+  if (impl_->storage == source.impl()->storage && mine < theirs + nbytes() && theirs < mine + nbytes()) return copy_(source.clone());
   kernels::move(device()).copy(nbytes(), source.raw_data(), mutable_raw_data());
 }
 

@@ -152,6 +152,7 @@ TEST_CASE("randperm is a permutation, randint covers its range", "[core][random]
 
 TEST_CASE("random functions refuse wrong arguments and accept empty shapes", "[core][random]") {
   Rng rng(1);
+  CHECK_THROWS_WITH(randint({2}, INT64_MIN, INT64_MAX, rng), contains("[randint]"));
   CHECK_THROWS_WITH(rand({2}, rng, DType::i64), contains("[rand] expected a tensor of f32 or f64, got i64"));
   CHECK_THROWS_WITH(rand({2}, rng, DType::f32, 1, 0), contains("low <= high"));
   CHECK_THROWS_WITH(randint({2}, 3, 3, rng), contains("[randint] expected low < high"));

@@ -74,6 +74,23 @@ TEST_CASE("in-place writes stay out of the graph", "[core][tensor]") {
   check_close(x, {3, 3}, exact);
 }
 
+TEST_CASE("copying between overlapping slices moves the old values", "[core][tensor]") {
+  const int64_t n = 3 << 20;  // more than one thread copies
+  for (const int64_t by : {1, 100000}) {
+    for (const bool up : {true, false}) {
+      Tensor x = Tensor::arange(n);
+      Tensor low = slice(x, 0, 0, n - by), high = slice(x, 0, by, n);
+      (up ? high : low).copy_(up ? low : high);
+      int64_t wrong = 0;
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t moved = up ? i - by : i + by, expected = moved < 0 || moved >= n ? i : moved;
+        wrong += x.data<int64_t>()[i] != expected;
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
 TEST_CASE("cast truncates toward zero and is differentiable between floats", "[core][tensor]") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Tensor x = Tensor::from<double>({-1.9, 1.9, 0.5, 1e300, nan}, {5});
