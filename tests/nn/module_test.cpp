@@ -129,6 +129,16 @@ TEST_CASE("copies of a model are independent") {
   CHECK_FALSE(copy.at<nn::Linear>(0).weight.value().is_same(model.at<nn::Linear>(0).weight.value()));
 }
 
+TEST_CASE("chains of chains are chains of two") {
+  nn::Sequential inner(nn::Linear(3, 4), nn::ReLU());
+  nn::Sequential model(inner, nn::Sequential(nn::Linear(4, 2)));
+  CHECK(model.size() == 2);
+  CHECK(model.named_parameters().back().path == "1.0.bias");
+  const nn::Sequential copy(model);
+  CHECK(copy.size() == 2);
+  CHECK(nn::Sequential(inner).size() == 2);  // one chain alone is copied
+}
+
 TEST_CASE("frozen parameters get no gradient") {
   nn::Sequential model(nn::Linear(3, 4), nn::Tanh(), nn::Linear(4, 2));
   model.init(1);

@@ -14,7 +14,7 @@ class Sequential : public Module {
  public:
   Sequential() = default;
   template <class... Layers>
-  requires(sizeof...(Layers) > 0 && (!std::is_same_v<std::decay_t<Layers>, Sequential> || ...)) explicit Sequential(Layers&&... layers) {
+  requires(sizeof...(Layers) > 1 || (!std::is_same_v<std::decay_t<Layers>, Sequential> && ...)) explicit Sequential(Layers&&... layers) {
     (add(std::forward<Layers>(layers)), ...);
   }
   Sequential(const Sequential& other);
