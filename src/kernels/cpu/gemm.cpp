@@ -70,7 +70,7 @@ struct CpuGemm final : GemmKernels<T> {
     constexpr int64_t kSmall = 64 * 64 * 64;
     const int64_t work = m * n * k;
     if (work > kSmall) {
-      for (int64_t i = 0; i < count; ++i) one(i, [this](auto... arguments) { gemm(arguments...); });
+      for (int64_t i = 0; i < count; ++i) one(i, [this](auto... arguments) { this->gemm(arguments...); });
       return;
     }
     parallel_for(count, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, work)), [&](int64_t begin, int64_t end) {
