@@ -9,6 +9,7 @@
 #include <lamina/nn/module.h>
 
 #include "core/format.h"
+#include "core/tensor_impl.h"
 #include "nn/walk.h"
 
 namespace lamina::nn {
@@ -58,7 +59,10 @@ class Loader {
  public:
   Loader(Module& root, const StateDict& state) : members_(walk(root)) {
     std::erase_if(members_, [](const Member& member) { return member.module != nullptr; });
-    for (const Member& member : members_) paths_.insert(member.path);
+    for (const Member& member : members_) {
+      paths_.insert(member.path);
+      own_.insert(tensor_of(member).impl()->storage.get());
+    }
     for (const auto& [name, value] : state) {
       if (!value.defined()) fail_input("load_state_dict", "{}: an undefined tensor", name);
       if (!given_.emplace(name, Given{&value}).second) duplicates_.add(name);
@@ -111,12 +115,15 @@ class Loader {
     const auto [known, fresh] = by_tensor_.try_emplace(mine.impl().get(), found);
     if (!fresh && !same_values(*known->second->second.value, value))
       return mismatched_.add(fmt::format("{}: differs from {}, to which it is tied", found->first, known->second->first));
-    values_.emplace_back(&member, value.detach().cast(mine.dtype()));
+    // Handles on this module's own values, under other names, would change while they are being copied.
+    const bool changes = own_.contains(value.impl()->storage.get()) && value.raw_data() != mine.raw_data();
+    values_.emplace_back(&member, (changes ? value.clone() : value.detach()).cast(mine.dtype()));
   }
 
   using GivenMap = std::map<std::string, Given>;
   std::vector<Member> members_;
   std::set<std::string> paths_;
+  std::set<const void*> own_;  // buffers of the module
   GivenMap given_;
   std::map<const lamina::detail::TensorImpl*, GivenMap::iterator> by_tensor_;
   std::vector<std::pair<const Member*, const lamina::detail::TensorImpl*>> missing_;

@@ -138,3 +138,14 @@ TEST_CASE("tied parameters may come under one of their names, and must agree und
                     contains("mismatched: b.weight: differs from a.weight, to which it is tied"));
   CHECK_THROWS_WITH(model.load_state_dict({}), contains("missing: a.weight, b.weight"));
 }
+
+TEST_CASE("a module may be given its own values under other names") {
+  nn::Sequential model(nn::Linear(2, 2), nn::Linear(2, 2));
+  model.init(1);
+  nn::StateDict state = model.state_dict();
+  const Tensor first = state[0].second.clone(), second = state[2].second.clone();
+  std::swap(state[0].second, state[2].second);
+  model.load_state_dict(state);
+  CHECK(same_bits(model.at<nn::Linear>(0).weight.tensor(), second));
+  CHECK(same_bits(model.at<nn::Linear>(1).weight.tensor(), first));
+}
