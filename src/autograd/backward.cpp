@@ -21,7 +21,8 @@ void check_gradient(const char* op, const std::string& what, const Shape& shape,
     fail(op, "{}: expected {} {} on {}, got {} {} on {}", what, dtype, shape, device, grad.dtype(), grad.shape(), grad.device());
 }
 
-Tensor hooked(const std::vector<lamina::detail::Hook>& hooks, Tensor grad) {
+/// The hooks by value: one of them may register another.
+Tensor hooked(std::vector<lamina::detail::Hook> hooks, Tensor grad) {
   for (const auto& hook : hooks) {
     Tensor replaced = hook(grad);
     if (!replaced.defined()) continue;
@@ -86,11 +87,12 @@ class Walker {
     }
   }
 
-  /// Only when the whole walk has succeeded are gradients added to leaves, so a failed backward leaves them as they were.
+  /// Only when the whole walk has succeeded, and all memory is at hand, are gradients added to leaves, so a failed backward leaves them as they were.
   void store_leaf_gradients() {
-    for (auto& [impl, grad] : leaves_)
-      if (impl->requires_grad)
-        lamina::detail::accumulate(impl->gradient, std::move(grad), impl->shape);  // it may have been frozen since the forward pass
+    // It may have been frozen since the forward pass.
+    std::erase_if(leaves_, [](const Leaf& leaf) { return !leaf.impl->requires_grad; });
+    for (auto& [impl, grad] : leaves_) lamina::detail::prepare(impl->gradient, grad, impl->shape);
+    for (auto& [impl, grad] : leaves_) lamina::detail::accumulate(impl->gradient, std::move(grad), impl->shape);
   }
 
   Tensor captured(const Tensor& target) {

@@ -25,6 +25,11 @@ double row_product(const Tensor& a, int64_t i, const Tensor& b, int64_t j) {
   });
 }
 
+/// Whether the sum of two gradients is held as the factors of both.
+bool stay_factors(const Gradient& a, const Gradient& b) {
+  return !a.factors.empty() && !b.factors.empty() && a.scale == b.scale && a.rows() + b.rows() <= max_factor_rows;
+}
+
 }  // namespace
 
 int64_t Gradient::rows() const {
@@ -69,20 +74,28 @@ Tensor accumulated(Tensor sum, const Tensor& more) {
   return sum;
 }
 
-void accumulate(Gradient& into, Gradient more, const Shape& shape) {
+void prepare(Gradient& into, Gradient& more, const Shape& shape) {
   if (!into.defined()) {
     // A backward function may have handed one tensor to several leaves, or kept it: take a buffer of our own.
     if (more.dense.defined()) more.dense = owned(std::move(more.dense));
+  } else if (stay_factors(into, more)) {
+    into.factors.reserve(into.factors.size() + more.factors.size());
+  } else {
+    materialise(into, shape);
+    materialise(more, shape);
+    into.dense = owned(std::move(into.dense));
+  }
+}
+
+void accumulate(Gradient& into, Gradient more, const Shape& shape) {
+  prepare(into, more, shape);
+  if (!into.defined()) {
     into = std::move(more);
-    return;
-  }
-  if (!into.factors.empty() && !more.factors.empty() && into.scale == more.scale && into.rows() + more.rows() <= max_factor_rows) {
+  } else if (!into.factors.empty()) {
     for (Factors& pair : more.factors) into.factors.push_back(std::move(pair));
-    return;
+  } else {
+    into.dense = accumulated(std::move(into.dense), more.dense);
   }
-  materialise(into, shape);
-  materialise(more, shape);
-  into.dense = accumulated(std::move(into.dense), more.dense);
 }
 
 double sum_of_squares(const Gradient& gradient) {

@@ -33,6 +33,8 @@ bool worth_factoring(int64_t rows, const Shape& weight);
 /// Forms the product, if it is not formed yet; the result is `gradient.dense`.
 void materialise(Gradient& gradient, const Shape& shape);
 
+/// All of accumulate() that needs memory; changes no value.
+void prepare(Gradient& into, Gradient& more, const Shape& shape);
 /// into += more, in place where nobody else holds the buffer.
 void accumulate(Gradient& into, Gradient more, const Shape& shape);
 Tensor accumulated(Tensor sum, const Tensor& more);

@@ -49,6 +49,23 @@ TEST_CASE("hooks see and may replace the complete gradient", "[autograd]") {
   }
 }
 
+TEST_CASE("a hook may register hooks, which run from the next backward on", "[autograd]") {
+  Tensor x = leaf({1, 2}, {2});
+  Tensor y = x * 2.0;
+  int later = 0;
+  for (Tensor* t : {&x, &y}) {
+    t->register_hook([t, &later](const Tensor&) {
+      for (int i = 0; i < 20; ++i) t->register_hook([&later](const Tensor&) { return ++later, Tensor(); });
+      return Tensor();
+    });
+  }
+  sum(y).backward({}, true);
+  CHECK(later == 0);
+  sum(y).backward();
+  CHECK(later == 40);
+  check_close(x.grad(), {4, 4}, exact);
+}
+
 TEST_CASE("retain_grad keeps the gradient of a computed tensor", "[autograd]") {
   Tensor x = leaf(3);
   Tensor y = square(x), z = y * 4.0;

@@ -1,4 +1,5 @@
 #include <lamina/autograd/graph.h>
+#include <lamina/core/memory.h>
 #include <lamina/ops/elementwise.h>
 #include <lamina/ops/matmul.h>
 #include <lamina/ops/reduce.h>
@@ -129,6 +130,20 @@ TEST_CASE("a failed backward leaves the gradients of leaves untouched", "[autogr
   check_close(w.grad(), {2}, exact);
   (x * w).backward();  // and the graph machinery still works
   check_close(x.grad(), {6}, exact);
+}
+
+TEST_CASE("a backward that runs out of memory at its end leaves the gradients of leaves untouched", "[autograd]") {
+  const Shape shape{700, 1000};
+  Tensor a = Tensor::ones(shape).set_requires_grad(), b = Tensor::ones(shape).set_requires_grad();
+  const Tensor dy = Tensor::ones(shape), y = a + b;  // hands dy itself on: both leaves need a copy
+  set_memory_limit(memory_stats().current_bytes + dy.nbytes() + dy.nbytes() / 2);
+  CHECK_THROWS_WITH(y.backward(dy, true), contains("out of memory"));
+  CHECK_FALSE(a.grad().defined());
+  CHECK_FALSE(b.grad().defined());
+  set_memory_limit(0);
+  y.backward(dy);
+  CHECK(same_bits(a.grad(), dy));
+  CHECK(same_bits(b.grad(), dy));
 }
 
 TEST_CASE("a saved tensor changed before backward is an error (E04)", "[autograd]") {
