@@ -18,6 +18,7 @@ TEST_CASE("a reader that closes the pipe does not spoil the run, which resumes b
   // Progress goes to standard error; its reader leaves after the first line of an epoch.
   const support::Ended cut = shell(command("cut") + " 2>&1 >/dev/null | head -n 2");
   CHECK(std::count(cut.out.begin(), cut.out.end(), '\n') == 2);
+  CHECK_THAT(support::get(out / "cut/batch-n16-s1/run.json"), contains("\"status\": \"running\""));  // it ended there
   const support::Ended resumed = shell(command("cut"));
   INFO(resumed.err);
   REQUIRE(resumed.code == 0);

@@ -142,10 +142,16 @@ TEST_CASE("softmax: the same bits for every thread count", "[ops][softmax][threa
   }
 }
 
-TEST_CASE("softmax: saves its result and nothing else", "[ops][softmax]") {
-  const int64_t before = autograd::saved_bytes();
-  const Tensor y = softmax(normal({8, 16}, 1).set_requires_grad());
-  CHECK(autograd::saved_bytes() - before == y.nbytes());
+TEST_CASE("softmax: saves its result and nothing else, and does not keep it alive (E12)", "[ops][softmax][pitfall]") {
+  const int64_t before = autograd::saved_bytes(), nodes = autograd::live_nodes();
+  const Tensor x = normal({8, 16}, 1).set_requires_grad();
+  for (const bool log : {false, true}) {
+    const Tensor y = log ? log_softmax(x) : softmax(x);
+    CHECK(autograd::saved_bytes() - before == y.nbytes());
+    CHECK(autograd::live_nodes() - nodes == 1);
+  }
+  CHECK(autograd::saved_bytes() == before);
+  CHECK(autograd::live_nodes() == nodes);
 }
 
 TEST_CASE("softmax: errors", "[ops][softmax][errors]") {
