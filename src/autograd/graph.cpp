@@ -145,6 +145,7 @@ bool Tensor::requires_grad() const { return impl_ && impl_->requires_grad; }
 bool Tensor::is_leaf() const { return !impl_ || !impl_->node; }
 
 Tensor& Tensor::set_requires_grad(bool on) {
+  if (!defined()) fail("set_requires_grad", "called on an undefined tensor");
   if (on && !is_float(dtype())) fail("set_requires_grad", "only f32 and f64 tensors have gradients, this one is {} {}", dtype(), shape());
   if (!is_leaf()) fail("set_requires_grad", "the tensor {} was computed by the graph ({}); detach() it first", shape(), impl_->node->op);
   impl_->requires_grad = on;

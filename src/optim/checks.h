@@ -24,8 +24,10 @@ inline double check_fraction(const char* where, const char* option, double value
   return value;
 }
 
-/// The gradient that counts, dense or as factors; null without one, and for a frozen parameter, whose tensor may still hold one from before.
+/// The gradient that counts, dense or as factors; null without one, for an absent parameter, and for a frozen parameter, whose tensor may still hold
+/// one from before.
 inline detail::Gradient* gradient_of(const nn::Parameter& parameter) {
+  if (!parameter.defined()) return nullptr;
   detail::Gradient& gradient = parameter.tensor().impl()->gradient;
   return parameter.frozen() || !gradient.defined() ? nullptr : &gradient;
 }

@@ -37,6 +37,7 @@ TEST_CASE("wrong use of a tensor is one clear line", "[core][tensor]") {
   CHECK_THROWS_AS(Tensor().backward(), Error);
   CHECK_THROWS_AS(Tensor().set_grad(Tensor()), Error);
   CHECK_THROWS_AS(Tensor().set_requires_grad(), Error);
+  CHECK_THROWS_WITH(Tensor().set_requires_grad(false), contains("[set_requires_grad] called on an undefined tensor"));
   CHECK_THROWS_AS(Tensor().item(), Error);
   CHECK_THROWS_WITH(Tensor::from<float>({1, 2, 3}, {2, 2}), contains("[2, 2] needs 4 values, got 3"));
   const Tensor x = Tensor::zeros({2});

@@ -39,6 +39,9 @@ TEST_CASE("B12: clipping by norm is PyTorch's, over all parameters together") {
   check_close(a.grad(), {0.7071}, 1e-4);
   check_close(b.grad(), {0.7071}, 1e-4);
   check_close(frozen.grad(), {100}, exact);
+  nn::Linear without_bias(2, 3, {.bias = false});  // an absent parameter has no gradient
+  CHECK(optim::clip_grad_norm({&without_bias.bias}, 1) == 0);
+  optim::clip_grad_value({&without_bias.bias}, 1);
 
   for (const double bad : {-1.0, 0.0, std::nan("")})
     CHECK_THROWS_WITH(optim::clip_grad_norm({&p}, bad), contains("[clip_grad_norm] max_norm: expected a value > 0"));
