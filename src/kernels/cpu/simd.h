@@ -155,33 +155,6 @@ struct Two {
   V first, second;
 };
 
-/// Two sums in one pass: f returns Two<Vec<T>>{term of the first sum, term of the second}.
-template <class T, class F>
-HWY_INLINE Two<T> sum_two(int64_t n, F&& f) {
-  const int64_t step = lanes<T>();
-  Vec<T> a = zero<T>(), b = zero<T>(), c = zero<T>(), d = zero<T>();
-  int64_t i = 0;
-  for (; i + 2 * step <= n; i += 2 * step) {
-    const Two<Vec<T>> even = f(WholeVector<T>{i}), odd = f(WholeVector<T>{i + step});
-    a = hn::Add(a, even.first);
-    b = hn::Add(b, even.second);
-    c = hn::Add(c, odd.first);
-    d = hn::Add(d, odd.second);
-  }
-  for (; i + step <= n; i += step) {
-    const Two<Vec<T>> term = f(WholeVector<T>{i});
-    a = hn::Add(a, term.first);
-    b = hn::Add(b, term.second);
-  }
-  if (i < n) {
-    const PartialVector<T> at{i, n - i};
-    const Two<Vec<T>> term = f(at);
-    c = hn::Add(c, at.keep(term.first));
-    d = hn::Add(d, at.keep(term.second));
-  }
-  return {sum_lanes<T>(hn::Add(a, c)), sum_lanes<T>(hn::Add(b, d))};
-}
-
 /// max and min that hand on NaN (the instructions' own rules differ between targets).
 template <class V>
 HWY_INLINE V max_nan(V a, V b) {
