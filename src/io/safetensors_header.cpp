@@ -20,28 +20,54 @@ constexpr const char* metadata_key = "__metadata__";
   fail_input("safetensors", "{}: {}", path.string(), what);
 }
 
-// JSON objects as nlohmann reads them lose the order of keys and keep one of several equal keys, so both are watched while parsing.
-json parse_json(const std::filesystem::path& path, std::string_view text, std::vector<std::string>& names) {
-  std::vector<std::set<std::string>> open_objects;
-  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-    // {"name": {"shape": [2]}}: the 2 lies at depth 3, and nothing deeper.
-    if (depth > 3) fail_header(path, "the header is nested too deeply");
-    if (event == json::parse_event_t::object_start) open_objects.emplace_back();
-    if (event == json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == json::parse_event_t::key) {
-      const auto& key = value.get_ref<const std::string&>();
-      if (!open_objects.back().insert(key).second) fail_header(path, fmt::format("{} stands twice in the header", show_name(key)));
-      if (open_objects.size() == 1 && key != metadata_key) names.push_back(key);
-    }
+// JSON objects as nlohmann reads them lose the order of keys and keep one of several equal keys, so a pass before sees to both. (Not a callback of
+// json::parse: that looks through the whole parent at the end of each object, hours for 300,000 tensors.)
+class HeaderWatch : public nlohmann::json_sax<json> {
+ public:
+  HeaderWatch(const std::filesystem::path& path, std::vector<std::string>& names) : path_(path), names_(names) {}
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& key) override {
+    if (!keys_.back().insert(key).second) fail_header(path_, fmt::format("{} stands twice in the header", show_name(key)));
+    if (keys_.size() == 1 && key != metadata_key) names_.push_back(key);
     return true;
-  };
-  try {
-    return json::parse(text, watch);
-  } catch (const json::parse_error& e) {
-    fail_header(path, fmt::format("the header is not valid JSON (at byte {})", e.byte));
-  } catch (const json::exception&) {
-    fail_header(path, "the header is not valid JSON (a number out of range)");
   }
+  bool parse_error(size_t at, const std::string&, const json::exception& error) override {
+    if (dynamic_cast<const json::parse_error*>(&error) == nullptr) fail_header(path_, "the header is not valid JSON (a number out of range)");
+    fail_header(path_, fmt::format("the header is not valid JSON (at byte {})", at));
+  }
+
+ private:
+  bool open() {
+    // {"name": {"shape": [2]}}: three levels, and nothing deeper.
+    if (keys_.size() == 3) fail_header(path_, "the header is nested too deeply");
+    keys_.emplace_back();
+    return true;
+  }
+  bool close() {
+    keys_.pop_back();
+    return true;
+  }
+
+  const std::filesystem::path& path_;
+  std::vector<std::string>& names_;
+  std::vector<std::set<std::string>> keys_;  // of the objects (and, unused, the arrays) around
+};
+
+json parse_json(const std::filesystem::path& path, std::string_view text, std::vector<std::string>& names) {
+  HeaderWatch watch(path, names);
+  json::sax_parse(text, &watch);
+  return json::parse(text);
 }
 
 bool is_size(const json& value) {

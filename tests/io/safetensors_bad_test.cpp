@@ -1,4 +1,6 @@
 // Damaged and malicious safetensors files.
+#include <chrono>
+
 #include <lamina/core/error.h>
 #include <lamina/core/memory.h>
 #include <lamina/io/safetensors.h>
@@ -53,6 +55,14 @@ TEST_CASE("safetensors: header length") {
   CHECK_THAT(error_of_bytes(std::string(8, '\xff')), contains("header length: expected at most 0, got 18446744073709551615"));
   CHECK_THAT(error_of_bytes(std::string("\x03\0\0\0\0\0\0\0{}", 10)), contains("header length: expected at most 2, got 3"));
   CHECK_THAT(error_of_bytes(std::string(16, '\0')), contains("does not begin with '{'"));
+}
+
+TEST_CASE("safetensors: a header of very many tensors takes time in proportion", "[slow]") {
+  std::string header = "{";
+  for (int i = 0; i < 100'000; ++i) header += "\"t" + std::to_string(i) + "\":" + entry(R"("F32")", "[0]", "[0,0]") + ",";
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(error_of(header + R"("w":)" + entry(R"("F32")", "[2]", "[0,8]") + "}") == "no error");
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(60));  // about 1 s; one look at all others for each would be 10 minutes
 }
 
 TEST_CASE("safetensors: header text") {
