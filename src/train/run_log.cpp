@@ -106,6 +106,29 @@ std::string git_revision() {
   return revision.substr(0, revision.find('\n'));
 }
 
+namespace {
+
+// Compares what a record says with the run that is to be; type errors of nlohmann mean that somebody else wrote it.
+PastRun past_run(const Json& record, const fs::path& folder, const RunInfo& info) {
+  const auto app = record.at("app").get<std::string>();
+  if (app != info.app) fail_input("run", "{}: holds a run of another program, '{}'", folder.string(), app);
+  const Json& theirs = record.at("config");
+  (void)theirs.get_ref<const Json::object_t&>();        // throws for what is no object
+  const Json ours = Json::parse(to_json(info.config));  // through text, so that both are what a file can hold
+  for (const auto& [name, value] : ours.items()) {
+    if (std::ranges::find(info.may_change, name) != info.may_change.end()) continue;
+    if (!theirs.contains(name) || theirs[name] != value)
+      fail_input("run", "{}: holds another run: its {} is {}, not {}; choose another folder", folder.string(), name,
+                 theirs.contains(name) ? dump(theirs[name]) : "not recorded", dump(value));
+  }
+  PastRun past{record.at("status").get<std::string>(), {}};
+  if (record.contains("results") && record["results"].is_object())
+    for (const auto& [name, value] : record["results"].items()) past.results.emplace_back(name, from_json(value));
+  return past;
+}
+
+}  // namespace
+
 std::optional<PastRun> find_run(const fs::path& folder, const RunInfo& info) {
   const fs::path path = folder / "run.json";
   std::error_code ignored;
@@ -116,22 +139,11 @@ std::optional<PastRun> find_run(const fs::path& folder, const RunInfo& info) {
   }
   const std::string text = io::read_file(path, largest_record);
   const Json record = Json::parse(text, nullptr, false);
-  if (!record.is_object() || !record.contains("config") || !record["config"].is_object() || !record.contains("status") ||
-      !record["status"].is_string())
+  try {
+    return past_run(record, folder, info);
+  } catch (const Json::exception&) {
     fail_input("run", "{}: damaged", path.string());
-  if (record.value("app", "") != info.app) fail_input("run", "{}: holds a run of another program, '{}'", folder.string(), record.value("app", ""));
-  const Json& theirs = record["config"];
-  const Json ours = Json::parse(to_json(info.config));  // through text, so that both are what a file can hold
-  for (const auto& [name, value] : ours.items()) {
-    if (std::ranges::find(info.may_change, name) != info.may_change.end()) continue;
-    if (!theirs.contains(name) || theirs[name] != value)
-      fail_input("run", "{}: holds another run: its {} is {}, not {}; choose another folder", folder.string(), name,
-                 theirs.contains(name) ? dump(theirs[name]) : "not recorded", dump(value));
   }
-  PastRun past{record["status"].get<std::string>(), {}};
-  if (record.contains("results") && record["results"].is_object())
-    for (const auto& [name, value] : record["results"].items()) past.results.emplace_back(name, from_json(value));
-  return past;
 }
 
 RunLog::RunLog(fs::path folder, RunInfo info) : folder_(std::move(folder)), info_(std::move(info)), started_(utc_now()) {
@@ -149,10 +161,10 @@ RunLog::RunLog(fs::path folder, RunInfo info) : folder_(std::move(folder)), info
 }
 
 void RunLog::start(int64_t step) {
-  write_record("running", {});
   const fs::path csv = folder_ / "metrics.csv";
   const std::string before = fs::exists(csv) ? io::read_file(csv, largest_csv) : std::string();
   const std::string kept = rows_until(before, step, csv);
+  write_record("running", {});  // not before the rows were found right: the record of an earlier session may hold results
   if (kept != before) io::write_file_atomically(csv, kept);
   metrics_.emplace(io::OutputFile::append(csv));
 }

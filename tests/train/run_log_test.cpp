@@ -93,12 +93,32 @@ TEST_CASE("a folder with another run, a damaged record or results of unknown ori
   CHECK_THROWS_AS(find_run(dir.path(), other), InputError);
   CHECK_THROWS_WITH(find_run(dir.path(), other), contains("its lr is not recorded, not 0.5"));
   CHECK(get(dir / "run.json") == before);
-  for (const char* text : {"", "{", "[]", "{}", R"({"config": 3, "status": "running"})", R"({"config": {}, "status": 1})"}) {
+  for (const char* text :
+       {"", "{", "[]", "{}", R"({"app": "test", "config": 3, "status": "running"})", R"({"config": {}, "status": "running"})",
+        R"({"app": 5, "config": {}, "status": "running"})", R"({"app": "test", "config": {"norm": "layer", "batch_size": 8}, "status": 1})",
+        R"({"app": "test", "config": {"norm": "layer", "batch_size": 8}, "status": "running", "results": {"a": ["b"]}})"}) {
     put(dir / "run.json", text);
     CHECK_THROWS_WITH(find_run(dir.path(), info()), contains("run.json: damaged"));
   }
   fs::remove(dir / "run.json");
   CHECK_THROWS_WITH(find_run(dir.path(), info()), contains("holds a metrics.csv but no run.json"));
+}
+
+TEST_CASE("damaged metrics are refused before the record of the earlier session is touched", "[train][run_log]") {
+  const TempDir dir;
+  {
+    RunLog log(dir.path(), info());
+    log.start();
+    log.finish("finished", {{"error", 0.25}});
+  }
+  const std::string before = get(dir / "run.json");
+  for (const std::string text : {"not csv\n", (header + "one,1,0,test,error,0.5\n").c_str()}) {
+    put(dir / "metrics.csv", text);
+    RunLog log(dir.path(), info());
+    CHECK_THROWS_AS(log.start(1), InputError);
+    CHECK(get(dir / "run.json") == before);
+    CHECK(get(dir / "metrics.csv") == text);
+  }
 }
 
 TEST_CASE("two processes do not write into one folder", "[train][run_log]") {
