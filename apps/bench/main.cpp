@@ -12,6 +12,7 @@
 
 #include "bench/floor.h"
 #include "bench/workloads.h"
+#include "common/cli.h"
 
 namespace {
 
@@ -57,31 +58,22 @@ int run(const Options& options) {
     const double us = bench::time_burst(workload.make(), options.repeat).seconds * 1e6;
     print_row(options, workload, us, flop_us, move_us, std::abs(floor.drift() - 1) > largest_drift);
   }
-  if (matched == 0) lamina::fail_input("bench", "no workload matches --filter " + options.filter + "; --list shows them");
+  if (matched == 0) throw lamina::InputError("--filter: no workload's name contains '" + options.filter + "' (--list shows them)");
   return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Times lamina's workloads against their floors"};
-  Options options;
-  app.option_defaults()->always_capture_default();
-  app.add_option("--filter", options.filter, "only workloads whose name contains this");
-  app.add_flag("--json", options.json, "one JSON line per workload");
-  app.add_flag("--list", options.list, "print the names and stop");
-  app.add_option("--threads", options.threads, "threads")->check(CLI::Range(1, 1024));
-  app.add_option("--repeat", options.repeat, "bursts per workload")->check(CLI::Range(1, 1000));
-  try {
-    app.parse(argc, argv);
-    return run(options);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  } catch (const lamina::InputError& error) {
-    fmt::print(stderr, "bench: {}\n", error.what());
-    return 2;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench: {}\n", error.what());
-    return 1;
-  }
+  return lamina::cli::run("bench", [&] {
+    CLI::App app("Times lamina's workloads against their floors", "bench");
+    Options options;
+    app.option_defaults()->always_capture_default();
+    app.add_option("--filter", options.filter, "only workloads whose name contains this");
+    app.add_flag("--json", options.json, "one JSON line per workload");
+    app.add_flag("--list", options.list, "print the names and stop");
+    app.add_option("--threads", options.threads, "threads")->check(CLI::Range(1, 1024));
+    app.add_option("--repeat", options.repeat, "bursts per workload")->check(CLI::Range(1, 1000));
+    return lamina::cli::parse(app, argc, argv) ? run(options) : 0;
+  });
 }

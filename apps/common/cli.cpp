@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <limits>
 #include <new>
+
+#include <fcntl.h>
 
 #include <fmt/format.h>
 
@@ -27,6 +31,26 @@ std::string reworded(const CLI::ParseError& error) {
   return message;
 }
 
+// What is opened in place of a closed stream refuses what the stream is for, so that lost output is noticed.
+void occupy_standard_streams() {
+  for (const int fd : {0, 1, 2})
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY);  // takes the lowest free number: this one
+}
+
+// CLI11 passes over empty entries of a list.
+void refuse_gaps(const CLI::App& app, int argc, char** argv) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_delimiter() == '\0') continue;
+    const std::string name = option->get_name(), delimiter(1, option->get_delimiter());
+    for (int i = 1; i < argc; ++i) {
+      const std::string word = argv[i];
+      const std::string list = word.starts_with(name + "=") ? word.substr(name.size() + 1) : word == name && i + 1 < argc ? argv[i + 1] : "";
+      if (list.starts_with(delimiter) || list.ends_with(delimiter) || list.find(delimiter + delimiter) != std::string::npos)
+        throw InputError(fmt::format("{}: an entry of '{}' is empty", name, list));
+    }
+  }
+}
+
 CLI::Validator check(const std::string& expected, const std::function<bool(double)>& accepts) {
   return CLI::Validator(
       [=](std::string& text) -> std::string {
@@ -41,6 +65,7 @@ CLI::Validator check(const std::string& expected, const std::function<bool(doubl
 
 int run(const std::string& program, const std::function<int()>& body) {
   std::signal(SIGXFSZ, SIG_IGN);
+  occupy_standard_streams();
   try {
     const int code = body();
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
@@ -56,6 +81,7 @@ int run(const std::string& program, const std::function<int()>& body) {
 }
 
 bool parse(CLI::App& app, int argc, char** argv) {
+  refuse_gaps(app, argc, argv);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -77,11 +103,30 @@ void set_up(CLI::App& app) {
   app.get_formatter()->column_width(34);
 }
 
+CLI::Validator whole_at_least(int64_t least) {
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        CLI::detail::trim(text);  // "128, 4"
+        int64_t value = 0;
+        const char* end = text.data() + text.size();
+        const auto [read, error] = std::from_chars(text.data(), end, value);
+        if (error == std::errc::invalid_argument || read != end) return fmt::format("expected a whole number, got '{}'", text);
+        if (error != std::errc()) return fmt::format("expected at most {} in size, got {}", std::numeric_limits<int64_t>::max(), text);
+        if (value < least) return fmt::format("expected at least {}, got {}", least, text);
+        text = std::to_string(value);
+        return "";
+      },
+      "");
+}
+
 CLI::Validator at_least(double least) {
   return check(fmt::format("at least {}", least), [=](double x) { return x >= least; });
 }
 CLI::Validator greater_than(double limit) {
   return check(fmt::format("a number above {}", limit), [=](double x) { return x > limit; });
+}
+CLI::Validator from_to(double low, double high) {
+  return check(fmt::format("a number from {} to {}", low, high), [=](double x) { return x >= low && x <= high; });
 }
 CLI::Validator from_to_below(double low, double high) {
   return check(fmt::format("a number from {} to below {}", low, high), [=](double x) { return x >= low && x < high; });

@@ -13,19 +13,24 @@ namespace lamina::cli {
 
 /// Runs the body of a program and returns its exit code. InputError gives one line on standard error and 2, other exceptions one line and 1; so does
 /// output that could not be written (a full disk shows only when the last of it is flushed). A write beyond the file size limit is an error, not a
-/// signal.
+/// signal. A standard stream that the caller has closed stays unusable: no file opened later takes its place.
 int run(const std::string& program, const std::function<int()>& body);
 
 /// Parses the command line. Prints the help or version when asked for and returns false; throws InputError for anything wrong. Unknown keys of a
-/// config file are wrong.
+/// config file are wrong, and so is a gap in a list ("none,,layer").
 bool parse(CLI::App& app, int argc, char** argv);
 
 /// A fresh app whose help shows every default, with "--config FILE" (TOML).
 void set_up(CLI::App& app);
 
-/// Checks of a number: "expected at least 1, got 0".
+/// For whole numbers: "expected at least 1, got 0". Decimal and within 64 bits, where CLI11 alone reads 010 as 8 and cuts what is too large.
+CLI::Validator whole_at_least(int64_t least);
+
+/// Checks of a number.
 CLI::Validator at_least(double least);
 CLI::Validator greater_than(double limit);
+/// low <= x <= high.
+CLI::Validator from_to(double low, double high);
 /// low <= x < high.
 CLI::Validator from_to_below(double low, double high);
 

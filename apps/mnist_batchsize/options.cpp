@@ -23,19 +23,22 @@ constexpr const char* footer =
 void add_experiment(CLI::App& app, Options& o) {
   const std::string group = "What is run";
   app.add_option("--norms", o.norms, "Normalisers: any of none, layer, batch")->delimiter(',')->group(group)->type_name("LIST");
-  app.add_option("--batch-sizes", o.batch_sizes, "Batch sizes")->delimiter(',')->group(group)->type_name("LIST")->check(cli::at_least(1));
+  app.add_option("--batch-sizes", o.batch_sizes, "Batch sizes")->delimiter(',')->group(group)->type_name("LIST")->transform(cli::whole_at_least(1));
   app.add_option("--seeds", o.seeds, "Seeds of initial weights and order of images; the figure shows mean and band over them")
       ->delimiter(',')
       ->group(group)
       ->type_name("LIST")
-      ->check(cli::at_least(0));
-  app.add_option("--epochs", o.epochs, "Passes over the training images")->group(group)->type_name("N")->check(cli::at_least(1));
-  app.add_option("--limit", o.limit, "Train on the first N training images only; 0: all")->group(group)->type_name("N")->check(cli::at_least(0));
+      ->transform(cli::whole_at_least(0));
+  app.add_option("--epochs", o.epochs, "Passes over the training images")->group(group)->type_name("N")->transform(cli::whole_at_least(1));
+  app.add_option("--limit", o.limit, "Train on the first N training images only; 0: all")
+      ->group(group)
+      ->type_name("N")
+      ->transform(cli::whole_at_least(0));
   app.add_option("--dataset", o.dataset, "Images: mnist or fashion")->group(group)->type_name("NAME")->check(CLI::IsMember({"mnist", "fashion"}));
   app.add_option("--patience", o.patience, "Stop a run after N epochs without a lower validation error; 0: never")
       ->group(group)
       ->type_name("N")
-      ->check(cli::at_least(0));
+      ->transform(cli::whole_at_least(0));
 }
 
 void add_files(CLI::App& app, Options& o) {
@@ -48,18 +51,22 @@ void add_files(CLI::App& app, Options& o) {
   app.add_option("--eval-every", o.eval_every, "Also evaluate every N steps; 0: after each epoch only")
       ->group(group)
       ->type_name("N")
-      ->check(cli::at_least(0));
+      ->transform(cli::whole_at_least(0));
   app.add_option("--checkpoint-every", o.checkpoint_every, "Also save every N steps; 0: after each epoch only")
       ->group(group)
       ->type_name("N")
-      ->check(cli::at_least(0));
+      ->transform(cli::whole_at_least(0));
   app.add_flag("--json", o.json, "Print the results as JSON in the last line; errors as fractions")->group(group);
   app.add_flag("--no-figure", o.no_figure, "Do not draw the figure (it needs python3 with matplotlib)")->group(group);
 }
 
 void add_model(CLI::App& app, Options& o) {
   const std::string group = "Choices the paper leaves open: model";
-  app.add_option("--hidden", o.hidden, "Widths of the hidden layers")->delimiter(',')->group(group)->type_name("LIST")->check(cli::at_least(1));
+  app.add_option("--hidden", o.hidden, "Widths of the hidden layers")
+      ->delimiter(',')
+      ->group(group)
+      ->type_name("LIST")
+      ->transform(cli::whole_at_least(1));
   app.add_option("--init", o.init,
                  "Initial weights: pytorch (U(-b, b), b = 1/sqrt(inputs), biases too), xavier_uniform, xavier_normal, he_uniform, "
                  "he_normal, orthogonal, normal:STD, uniform:BOUND")
@@ -74,7 +81,7 @@ void add_model(CLI::App& app, Options& o) {
   app.add_option("--bn-momentum", o.bn_momentum, "Batch norm: running = (1 - momentum) running + momentum batch")
       ->group(group)
       ->type_name("X")
-      ->check(cli::from_to_below(0, 1.0000001));
+      ->check(cli::from_to(0, 1));
   app.add_option("--bn-eval", o.bn_eval,
                  "Batch norm evaluates with running averages (running), or with averages of an extra pass over the training images before each "
                  "evaluation (population)")
@@ -97,7 +104,8 @@ void add_optimizer(CLI::App& app, Options& o) {
   app.add_option("--lr", o.lr, "Learning rate")->group(group)->type_name("X")->check(cli::greater_than(0));
   app.add_option("--beta1", o.beta1, "Adam: decay of the first moment")->group(group)->type_name("X")->check(cli::from_to_below(0, 1));
   app.add_option("--beta2", o.beta2, "Adam: decay of the second moment")->group(group)->type_name("X")->check(cli::from_to_below(0, 1));
-  app.add_option("--eps", o.eps, "Adam: added to the root of the second moment")->group(group)->type_name("X")->check(cli::greater_than(0));
+  // A smaller one is 0 in f32, and weights whose gradient is always 0 (those of black pixels) would become 0 / 0.
+  app.add_option("--eps", o.eps, "Adam: added to the root of the second moment")->group(group)->type_name("X")->check(cli::at_least(1e-37));
   app.add_option("--momentum", o.momentum, "SGD: momentum")->group(group)->type_name("X")->check(cli::from_to_below(0, 1));
   app.add_option("--clip-norm", o.clip_norm, "Scale gradients to at most this joint norm; 0: never")
       ->group(group)
@@ -113,7 +121,10 @@ void add_optimizer(CLI::App& app, Options& o) {
 void add_machine(CLI::App& app, Options& o) {
   const std::string group = "Machine";
   app.add_option("--device", o.device, "auto (a GPU if there is one), cpu, cuda")->group(group)->type_name("NAME");
-  app.add_option("--threads", o.threads, "Threads; 0: all cores this process may use")->group(group)->type_name("N")->check(cli::at_least(0));
+  app.add_option("--threads", o.threads, "Threads; 0: all cores this process may use")
+      ->group(group)
+      ->type_name("N")
+      ->transform(cli::whole_at_least(0));
 }
 
 // What single options cannot see.

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <lamina/autograd/graph.h>
+#include <lamina/io/safetensors.h>
 #include <lamina/nn/mlp.h>
 #include <lamina/train/checkpoint.h>
 
@@ -73,14 +74,26 @@ double number(const train::PastRun& run, const std::string& name) {
   return std::nan("");
 }
 
-train::Config as_config(const Result& result, bool stopped_early) {
+// `waited`: epochs without a lower validation error when patience ended the run, else 0.
+train::Config as_config(const Result& result, int64_t waited) {
   return {{"epochs", result.epochs},
-          {"stopped_early", stopped_early},
+          {"stopped_early", waited > 0},
+          {"waited", waited},
           {"best_test_error", result.best_test_error},
           {"final_test_error", result.final_test_error},
           {"final_train_nll", result.final_train_nll},
           {"seconds_per_epoch", result.seconds_per_epoch},
           {"samples_per_second", result.samples_per_second}};
+}
+
+// Whether an unfinished run can go on. Without a checkpoint it starts anew, which is right only when it never came to one.
+void check_checkpoint(const fs::path& folder, const std::string& status) {
+  const fs::path checkpoint = folder / "last.safetensors";
+  if (fs::exists(checkpoint))
+    io::read_safetensors(checkpoint);  // throws where it is damaged
+  else if (status == "finished" || status == "interrupted")
+    throw InputError(fmt::format("{}: this run is {}, but its last.safetensors is missing, so it cannot go on; remove the folder to start it anew",
+                                 folder.string(), status));
 }
 
 Result result_of(const Cell& cell, const train::TrainState& state) {
@@ -105,7 +118,8 @@ std::optional<Result> fit(train::Trainer& trainer, train::RunLog& log, const Cel
       return std::nullopt;
     }
     const Result result = result_of(cell, trainer.state());
-    log.finish("finished", as_config(result, outcome == train::Outcome::stopped_early));
+    const bool stopped_early = outcome == train::Outcome::stopped_early;
+    log.finish("finished", as_config(result, stopped_early ? trainer.state().splits.at(0).lowest_error.waited : 0));
     return result;
   } catch (const std::exception& error) {
     try {
@@ -144,10 +158,11 @@ std::optional<Result> finished_result(const Options& options, const Cell& cell) 
   if (!run) return std::nullopt;
   if (!options.resume) throw InputError(fmt::format("{}: holds a run already; --resume continues it, or choose another --out", folder.string()));
   const double epochs = number(*run, "epochs");
-  const bool stopped_early = options.patience > 0 && std::ranges::any_of(run->results, [](const auto& entry) {
-                               return entry.first == "stopped_early" && entry.second == train::ConfigValue(true);
-                             });
-  if (run->status != "finished" || !(epochs >= static_cast<double>(options.epochs) || stopped_early)) return std::nullopt;
+  const bool out_of_patience = options.patience > 0 && number(*run, "waited") >= static_cast<double>(options.patience);
+  if (run->status != "finished" || !(epochs >= static_cast<double>(options.epochs) || out_of_patience)) {
+    check_checkpoint(folder, run->status);
+    return std::nullopt;
+  }
   return Result{cell,
                 static_cast<int64_t>(epochs),
                 number(*run, "best_test_error"),
