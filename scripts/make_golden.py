@@ -4,7 +4,6 @@
 Everything is computed in float64 (PyTorch's own float32 layer norm is off at large offsets), from inputs that float32 can hold, so that the values serve
 f32 and f64 tests alike. Needs PyTorch >= 1.13, e.g. Debian's python3-torch. Usage: scripts/make_golden.py [output folder]
 """
-import json
 import pathlib
 import sys
 
@@ -12,22 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import pytorch_checkpoint
+
 SEED = 20160721
 
 
 def write(path, tensors, note):
-    """The safetensors format: header length (u64, little-endian), JSON header padded to 8 bytes, then the values (widest types only, so aligned)."""
-    header = {"__metadata__": {"made_by": "scripts/make_golden.py", "seed": str(SEED), "torch": torch.__version__.split("+")[0], "note": note}}
-    body = b""
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().contiguous()
-        kind = {torch.float64: "F64", torch.int64: "I64"}[tensor.dtype]
-        data = tensor.numpy().astype(tensor.numpy().dtype.newbyteorder("<")).tobytes()
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [len(body), len(body) + len(data)]}
-        body += data
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    metadata = {"made_by": "scripts/make_golden.py", "seed": str(SEED), "torch": torch.__version__.split("+")[0], "note": note}
+    pytorch_checkpoint.write(path, tensors, metadata)
     print(f"{path.name}: {len(tensors)} tensors, {path.stat().st_size} bytes")
 
 
@@ -188,9 +179,25 @@ def mlp(norm):
     return out, f"MLP {sizes}, norm {norm}, ReLU: state before and after five Adam steps, gradients of the first, losses; eval_logits of x[0] after them"
 
 
+def resume():
+    """Six Adam steps with weight decay; everything after three of them, as scripts/pytorch_checkpoint.py writes it, and after six."""
+    model = nn.Sequential(nn.Linear(10, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 12), nn.LayerNorm(12), nn.ReLU(), nn.Linear(12, 4)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.02)
+    x, labels = normal(6, 9, 10), torch.randint(0, 4, (6, 9))
+    out = {"x": x, "labels": labels}
+    for step in range(6):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[step]), labels[step]).backward()
+        optimizer.step()
+        if step in (2, 5):
+            prefix = "half." if step == 2 else "end."
+            out |= {prefix + name: tensor.clone() for name, tensor in pytorch_checkpoint.tensors_of(model, optimizer).items()}
+    return out, "MLP of layer norms: weights and Adam's state after three and after six steps"
+
+
 def main():
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent / "tests" / "golden"
-    files = {"layer_norm": layer_norm, "batch_norm": batch_norm, "cross_entropy": cross_entropy, "softmax": softmax, "gelu": gelu, "optimizers": optimizers}
+    files = {"layer_norm": layer_norm, "batch_norm": batch_norm, "cross_entropy": cross_entropy, "softmax": softmax, "gelu": gelu, "optimizers": optimizers, "resume": resume}
     files |= {f"mlp_{norm}": lambda norm=norm: mlp(norm) for norm in ("none", "layer", "batch")}
     for name, make in files.items():
         torch.manual_seed(SEED)   # each file on its own

@@ -53,9 +53,9 @@ nn::StateDict Adam::state() const {
   nn::StateDict state;
   for (size_t i = 0; i < t_.size(); ++i) {
     if (t_[i] == 0) continue;
-    state.emplace_back(fmt::format("t.{}", i), Tensor::from({t_[i]}, {}));
-    state.emplace_back(fmt::format("m.{}", i), m_[i].detach());
-    state.emplace_back(fmt::format("v.{}", i), v_[i].detach());
+    state.emplace_back(fmt::format("step.{}", i), Tensor::from({t_[i]}, {}));
+    state.emplace_back(fmt::format("exp_avg.{}", i), m_[i].detach());
+    state.emplace_back(fmt::format("exp_avg_sq.{}", i), v_[i].detach());
   }
   return state;
 }
@@ -66,11 +66,11 @@ void Adam::load_state(const nn::StateDict& state) {
   std::vector<Tensor> m(entries_.size()), v(entries_.size());
   for (size_t i = 0; i < entries_.size(); ++i) {
     const Tensor& p = entries_[i].parameter->tensor();
-    t[i] = reader.take_count("t", i);
-    m[i] = reader.take_moment("m", i, p);
-    v[i] = reader.take_moment("v", i, p);
+    t[i] = reader.take_count("step", i);
+    m[i] = reader.take_moment("exp_avg", i, p);
+    v[i] = reader.take_moment("exp_avg_sq", i, p);
     if ((t[i] > 0) != m[i].defined() || m[i].defined() != v[i].defined())
-      fail_input(name_, "load_state: t.{0}, m.{0} and v.{0} must come together", i);
+      fail_input(name_, "load_state: step.{0}, exp_avg.{0} and exp_avg_sq.{0} must come together", i);
   }
   reader.finish();
   t_ = std::move(t);

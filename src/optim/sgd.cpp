@@ -46,7 +46,7 @@ bool SGD::step() {
 nn::StateDict SGD::state() const {
   nn::StateDict state;
   for (size_t i = 0; i < velocity_.size(); ++i)
-    if (velocity_[i].defined()) state.emplace_back(fmt::format("velocity.{}", i), velocity_[i].detach());
+    if (velocity_[i].defined()) state.emplace_back(fmt::format("momentum_buffer.{}", i), velocity_[i].detach());
   return state;
 }
 
@@ -54,7 +54,7 @@ void SGD::load_state(const nn::StateDict& state) {
   StateReader reader("sgd", state);
   std::vector<Tensor> velocity(entries_.size());
   if (options_.momentum != 0)
-    for (size_t i = 0; i < entries_.size(); ++i) velocity[i] = reader.take_moment("velocity", i, entries_[i].parameter->tensor());
+    for (size_t i = 0; i < entries_.size(); ++i) velocity[i] = reader.take_moment("momentum_buffer", i, entries_[i].parameter->tensor());
   reader.finish();
   velocity_ = std::move(velocity);
 }

@@ -29,6 +29,23 @@ nn::StateDict copy_of(const nn::StateDict& state) {
   return copy;
 }
 
+void append(nn::StateDict& tensors, const std::string& prefix, const nn::StateDict& more) {
+  for (const auto& [name, tensor] : more) tensors.emplace_back(prefix + name, tensor);
+}
+
+/// Both or neither: the model's own loading, which is all or nothing, comes last.
+void load_together(const std::filesystem::path& path, nn::Module& model, const nn::StateDict& weights, optim::Optimizer* optimizer,
+                   const nn::StateDict& moments) {
+  const nn::StateDict before = optimizer ? copy_of(optimizer->state()) : nn::StateDict();
+  try {
+    if (optimizer) optimizer->load_state(moments);
+    model.load_state_dict(weights);
+  } catch (const InputError& error) {
+    if (optimizer) optimizer->load_state(before);
+    fail_input("checkpoint", "{}: {}", path.string(), error.what());
+  }
+}
+
 void require_shapes(nn::Module& model, const nn::StateDict& weights, const std::filesystem::path& path) {
   for (const auto& [name, here] : model.state_dict())
     for (const auto& [their_name, theirs] : weights)
@@ -60,26 +77,30 @@ std::string architecture(nn::Module& model) {
   return text;
 }
 
-void save_weights(const std::filesystem::path& path, nn::Module& model, const Metadata& metadata) {
+void save_weights(const std::filesystem::path& path, nn::Module& model, const Metadata& metadata, const optim::Optimizer* optimizer) {
   require_finite(model);
-  io::write_safetensors(path, {model.state_dict(), metadata});
+  nn::StateDict tensors = model.state_dict();
+  if (optimizer) append(tensors, optimizer_prefix, optimizer->state());
+  io::write_safetensors(path, {tensors, metadata});
 }
 
-void load_weights(const std::filesystem::path& path, nn::Module& model) {
-  try {
-    model.load_state_dict(io::read_safetensors(path).tensors);
-  } catch (const InputError& error) {
-    const std::string message = error.what();
-    if (message.find(path.string()) != std::string::npos) throw;
-    fail_input("checkpoint", "{}: {}", path.string(), message);
+void load_weights(const std::filesystem::path& path, nn::Module& model, optim::Optimizer* optimizer) {
+  nn::StateDict weights, moments;
+  for (const auto& [name, tensor] : io::read_safetensors(path).tensors) {
+    if (name.starts_with(optimizer_prefix))
+      moments.emplace_back(name.substr(std::string_view(optimizer_prefix).size()), tensor);
+    else
+      weights.emplace_back(name, tensor);
   }
+  if (optimizer && moments.empty()) fail_input("checkpoint", "{}: holds no state of an optimiser", path.string());
+  load_together(path, model, weights, optimizer, moments);
 }
 
 void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const optim::Optimizer& optimizer, const Metadata& metadata) {
   require_finite(model);
   io::Safetensors content{{}, metadata};
-  for (auto& [name, tensor] : model.state_dict()) content.tensors.emplace_back(model_prefix + name, tensor);
-  for (auto& [name, tensor] : optimizer.state()) content.tensors.emplace_back(optimizer_prefix + name, tensor);
+  append(content.tensors, model_prefix, model.state_dict());
+  append(content.tensors, optimizer_prefix, optimizer.state());
   content.metadata["lamina.checkpoint"] = std::to_string(format_version);
   content.metadata["lamina.architecture"] = architecture(model);
   content.metadata["lamina.threads"] = std::to_string(num_threads());
@@ -102,17 +123,10 @@ Metadata load_checkpoint(const std::filesystem::path& path, nn::Module& model, o
       fail_input("checkpoint", "{}: tensor '{}' belongs neither to the model nor to the optimiser", path.string(), name);
   }
 
-  // What can be refused without touching anything comes first; the model's own loading, which is all or nothing, last.
+  // What can be refused without touching anything comes first.
   require_shapes(model, weights, path);
   require_architecture(entry(content.metadata, "lamina.architecture", path), architecture(model), path);
-  const nn::StateDict before = copy_of(optimizer.state());
-  try {
-    optimizer.load_state(moments);
-    model.load_state_dict(weights);
-  } catch (const InputError& error) {
-    optimizer.load_state(before);
-    fail_input("checkpoint", "{}: {}", path.string(), error.what());
-  }
+  load_together(path, model, weights, &optimizer, moments);
   return content.metadata;
 }
 

@@ -58,9 +58,9 @@ void check_round_trip(const Options& options, const std::string& expected_names)
 
 TEST_CASE("an optimiser continues exactly from its state") {
   check_round_trip<optim::SGD>(optim::SGDOptions{.lr = 0.1}, "");
-  check_round_trip<optim::SGD>(optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.2}, "velocity.0 velocity.1");
-  check_round_trip<optim::Adam>(optim::AdamOptions{.lr = 0.1}, "t.0 m.0 v.0 t.1 m.1 v.1");
-  check_round_trip<optim::AdamW>(optim::AdamOptions{.lr = 0.1}, "t.0 m.0 v.0 t.1 m.1 v.1");
+  check_round_trip<optim::SGD>(optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.2}, "momentum_buffer.0 momentum_buffer.1");
+  check_round_trip<optim::Adam>(optim::AdamOptions{.lr = 0.1}, "step.0 exp_avg.0 exp_avg_sq.0 step.1 exp_avg.1 exp_avg_sq.1");
+  check_round_trip<optim::AdamW>(optim::AdamOptions{.lr = 0.1}, "step.0 exp_avg.0 exp_avg_sq.0 step.1 exp_avg.1 exp_avg_sq.1");
 }
 
 TEST_CASE("step counts are per parameter, and a parameter without steps has no state") {
@@ -68,7 +68,7 @@ TEST_CASE("step counts are per parameter, and a parameter without steps has no s
   optim::Adam adam(pair.list());
   pair.give(1, false);
   adam.step();
-  CHECK(names(adam.state()) == "t.0 m.0 v.0");
+  CHECK(names(adam.state()) == "step.0 exp_avg.0 exp_avg_sq.0");
   pair.give(2);
   adam.step();
   const nn::StateDict state = adam.state();
@@ -90,32 +90,32 @@ TEST_CASE("a state that does not fit is refused as a whole") {
     CHECK(same_state(good, adam.state()));
   };
   nn::StateDict state = good;
-  state.emplace_back("velocity.0", Tensor::zeros({3, 2}));
-  refused(state, "[adam] load_state: unexpected velocity.0");
+  state.emplace_back("momentum_buffer.0", Tensor::zeros({3, 2}));
+  refused(state, "[adam] load_state: unexpected momentum_buffer.0");
   state = good;
   state[1].second = Tensor::zeros({2, 3});
-  refused(state, "[adam] load_state: m.0: expected [3, 2], got [2, 3]");
+  refused(state, "[adam] load_state: exp_avg.0: expected [3, 2], got [2, 3]");
   state = good;
   state[1].second = Tensor::zeros({3, 2}, DType::i64);
-  refused(state, "m.0: expected f32 or f64, got i64");
+  refused(state, "exp_avg.0: expected f32 or f64, got i64");
   state = good;
   state[0].second = Tensor::scalar(1);
-  refused(state, "t.0: expected one i64, got f32 []");
+  refused(state, "step.0: expected one i64, got f32 []");
   state = good;
   state[0].second = Tensor::scalar(0, DType::i64);
-  refused(state, "t.0: expected a count >= 1, got 0");
+  refused(state, "step.0: expected a count >= 1, got 0");
   state = good;
   state.erase(state.begin() + 2);
-  refused(state, "t.0, m.0 and v.0 must come together");
+  refused(state, "step.0, exp_avg.0 and exp_avg_sq.0 must come together");
   state = good;
   state.erase(state.begin());
-  refused(state, "t.0, m.0 and v.0 must come together");
+  refused(state, "step.0, exp_avg.0 and exp_avg_sq.0 must come together");
   state = good;
   state.push_back(good[0]);
-  refused(state, "t.0 is given twice");
-  refused({{"t.0", Tensor()}}, "t.0 is an undefined tensor");
+  refused(state, "step.0 is given twice");
+  refused({{"step.0", Tensor()}}, "step.0 is an undefined tensor");
   optim::SGD plain(pair.list());
-  CHECK_THROWS_WITH(plain.load_state({{"velocity.0", Tensor::zeros({3, 2})}}), contains("[sgd] load_state: unexpected velocity.0"));
+  CHECK_THROWS_WITH(plain.load_state({{"momentum_buffer.0", Tensor::zeros({3, 2})}}), contains("[sgd] load_state: unexpected momentum_buffer.0"));
 }
 
 TEST_CASE("a loaded state is a copy, in the parameter's dtype") {
@@ -123,7 +123,7 @@ TEST_CASE("a loaded state is a copy, in the parameter's dtype") {
   pair.a.cast(DType::f64);
   optim::SGD sgd(pair.list(), {.momentum = 0.5});
   Tensor velocity = Tensor::ones({3, 2});
-  sgd.load_state({{"velocity.0", velocity}});
+  sgd.load_state({{"momentum_buffer.0", velocity}});
   velocity.fill_(7);
   REQUIRE(sgd.state().size() == 1);
   CHECK(sgd.state()[0].second.dtype() == DType::f64);

@@ -1,3 +1,5 @@
+#include <lamina/ops/loss.h>
+#include <lamina/ops/shape_ops.h>
 #include <lamina/train/checkpoint.h>
 
 #include <cmath>
@@ -203,4 +205,42 @@ TEST_CASE("what lamina saves has PyTorch's names, shapes, types and values", "[t
       CHECK(same_bits(tensor, torch.at(name)));
     }
   }
+}
+
+TEST_CASE("training goes on where PyTorch stopped, and PyTorch could go on where lamina stops", "[train][checkpoint]") {
+  const TempDir dir;
+  const test::Golden golden("resume");
+  io::Safetensors torch;  // as scripts/pytorch_checkpoint.py writes it
+  for (const auto& [name, tensor] : golden.below("half.")) torch.tensors.emplace_back(name, tensor);
+  io::write_safetensors(dir / "torch", torch, {.checksum = false});
+  nn::Sequential model = nn::MLP({.sizes = {10, 16, 12, 4}, .norm = "layer"});
+  model.cast(DType::f64);
+  optim::Adam adam(model.parameters(), {.lr = 0.01, .weight_decay = 0.02});
+  load_weights(dir / "torch", model, &adam);
+  for (int step = 3; step < 6; ++step) {
+    adam.zero_grad();
+    cross_entropy(model(select(golden("x"), 0, step)), select(golden("labels"), 0, step)).backward();
+    adam.step();
+  }
+  save_weights(dir / "lamina", model, {}, &adam);
+
+  const auto expected = golden.below("end.");
+  const io::Safetensors saved = io::read_safetensors(dir / "lamina");
+  CHECK(saved.tensors.size() == expected.size());
+  for (const auto& [name, tensor] : saved.tensors) {
+    INFO(name);
+    REQUIRE(expected.contains(name));
+    REQUIRE(tensor.dtype() == expected.at(name).dtype());
+    if (tensor.dtype() == DType::i64)
+      CHECK(tensor.item() == 6);
+    else
+      test::check_close(tensor, expected.at(name), 1e-12);  // f64 on both sides; sums in another order
+  }
+
+  nn::Sequential plain = nn::MLP({.sizes = {10, 16, 12, 4}, .norm = "layer"});
+  load_weights(dir / "lamina", plain);  // the optimiser's state is passed over
+  save_weights(dir / "weights", plain);
+  const auto before = copy_of(model.state_dict());
+  CHECK_THROWS_WITH(load_weights(dir / "weights", model, &adam), contains("holds no state of an optimiser"));
+  CHECK(same(model.state_dict(), before));
 }

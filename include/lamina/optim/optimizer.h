@@ -39,8 +39,8 @@ class Optimizer {
   void set_lr(double lr);
   bool check_finite = false;
 
-  /// For checkpoints; names end in the parameter's position. SGD: "velocity.<i>" (with momentum). Adam: "t.<i>" (i64 scalar, steps done), "m.<i>",
-  /// "v.<i>". Only of parameters that have had a step. The tensors are detached handles on the live values.
+  /// For checkpoints; PyTorch's names, with the position of the parameter. SGD: "momentum_buffer.<i>" (with momentum). Adam: "step.<i>" (i64 scalar,
+  /// steps done), "exp_avg.<i>", "exp_avg_sq.<i>". Only of parameters that have had a step. The tensors are detached handles on the live values.
   virtual nn::StateDict state() const = 0;
   /// The inverse; parameters without entries start anew. Checks everything (names, shapes, dtypes) first. Throws InputError.
   virtual void load_state(const nn::StateDict& state) = 0;
