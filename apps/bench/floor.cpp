@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 
 namespace bench {
 
@@ -21,19 +22,28 @@ double cpu_seconds() {
 
 double cpu_share(double cpu, double wall) { return cpu / (wall * num_threads()); }
 
-double Floor::measure_peak() const {
-  constexpr int64_t n = 1024;
+namespace {
+constexpr int64_t peak_size = 1024;
+// A quiet machine repeats itself within a few percent, and a product of this size keeps every thread computing.
+constexpr double largest_drift = 0.15, smallest_share = 0.9;
+}  // namespace
+
+Timing Floor::measure_peak() const {
   Rng rng(1);
-  const Tensor a = randn({n, n}, rng), b = randn({n, n}, rng);
-  return 2.0 * n * n * n / time_burst([&] { matmul(a, b); }, repeat_).seconds;
+  const Tensor a = randn({peak_size, peak_size}, rng), b = randn({peak_size, peak_size}, rng);
+  return time_burst([&] { matmul(a, b); }, repeat_);
 }
 
 double Floor::peak_flops() {
-  if (peak_ == 0) peak_ = measure_peak();
-  return peak_;
+  if (peak_.seconds == 0) peak_ = measure_peak();
+  return 2.0 * peak_size * peak_size * peak_size / peak_.seconds;
 }
 
-double Floor::drift() { return peak_flops() / measure_peak(); }
+bool Floor::machine_is_busy() {
+  peak_flops();
+  const Timing now = measure_peak();
+  return std::abs(now.seconds / peak_.seconds - 1) > largest_drift || std::min(now.cpu_share, peak_.cpu_share) < smallest_share;
+}
 
 double Floor::flop_seconds(const Work& work) { return work.flops == 0 ? 0 : work.flops / peak_flops(); }
 

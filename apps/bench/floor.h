@@ -34,16 +34,16 @@ class Floor {
   explicit Floor(int repeat) : repeat_(repeat) {}
   double flop_seconds(const Work& work);
   double move_seconds(const Work& work);
-  /// Measures the GEMM rate anew and returns new / old time; far from 1 means that the machine was busy.
-  double drift();
   double peak_flops();
+  /// Measures the GEMM rate anew. Another job on these cores shows as another rate, or as less CPU time than threads x wall time.
+  bool machine_is_busy();
 
  private:
   double sweep_seconds(const Sweep& sweep);
-  double measure_peak() const;
+  Timing measure_peak() const;
 
   int repeat_;
-  double peak_ = 0;
+  Timing peak_;
   std::vector<std::pair<Sweep, double>> known_;
 };
 

@@ -23,10 +23,6 @@ struct Options {
   int repeat = 5;
 };
 
-// A process that has its cores to itself spends nearly threads x wall time; serial stretches lower that, so only the floor's own drift is held
-// against it.
-constexpr double largest_drift = 0.15;
-
 void print_row(const Options& options, const bench::Workload& workload, double us, double flop_us, double move_us, bool busy) {
   const double floor_us = flop_us + move_us;
   if (options.json) {
@@ -56,7 +52,7 @@ int run(const Options& options) {
                  floor.peak_flops() * 1e-9, "workload", "us", "floor us", "flop us", "move us", "ratio");
     const double flop_us = floor.flop_seconds(workload.work) * 1e6, move_us = floor.move_seconds(workload.work) * 1e6;
     const double us = bench::time_burst(workload.make(), options.repeat).seconds * 1e6;
-    print_row(options, workload, us, flop_us, move_us, std::abs(floor.drift() - 1) > largest_drift);
+    print_row(options, workload, us, flop_us, move_us, floor.machine_is_busy());
   }
   if (matched == 0) throw lamina::InputError("--filter: no workload's name contains '" + options.filter + "' (--list shows them)");
   return 0;

@@ -8,27 +8,14 @@
 #include <random>
 #include <vector>
 
-#include <lamina/core/parallel.h>
-
 #include "kernels/kernels.h"
 #include "support/catch.h"
+#include "support/threads.h"
 
 namespace lamina::test {
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 inline constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
-
-/// Sets the thread count and puts it back.
-class Threads {
- public:
-  explicit Threads(int count) : before_(num_threads()) { set_num_threads(count); }
-  ~Threads() { set_num_threads(before_); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
- private:
-  int before_;
-};
 
 template <class T>
 std::vector<T> random_values(int64_t n, uint64_t seed, double low = -1, double high = 1) {

@@ -4,10 +4,10 @@
 #include <vector>
 
 #include <lamina/autograd/graph.h>
-#include <lamina/core/parallel.h>
 
 #include "support/allclose.h"
 #include "support/gradcheck.h"
+#include "support/threads.h"
 
 namespace lamina::test {
 
@@ -54,18 +54,6 @@ inline void check_same(const Function& fn, const Function& reference, const std:
     check(have.gradients[i], expected.gradients[i]);
   }
 }
-
-/// Sets the thread count while it lives.
-class Threads {
- public:
-  explicit Threads(int count) : previous_(num_threads()) { set_num_threads(count); }
-  ~Threads() { set_num_threads(previous_); }
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-
- private:
-  int previous_;
-};
 
 /// CHECKs that result and gradients have the same bits with 1, 2, 3 and 8 threads.
 inline void check_thread_counts(const Function& fn, const std::vector<Tensor>& inputs) {
