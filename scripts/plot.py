@@ -189,4 +189,8 @@ def main():
             print(out / name)
 
 
-main()
+try:
+    main()
+except OSError as error:   # what cannot be read or written
+    print(f"plot: {error}", file=sys.stderr)
+    sys.exit(2)

@@ -84,6 +84,21 @@ TEST_CASE("whole numbers are decimal, and lists may have spaces", "[apps]") {
   CHECK(fs::exists(out / "batch-n16-s2"));
 }
 
+TEST_CASE("plot.py says in one line what it cannot read or write", "[apps]") {
+  const TempDir out;
+  REQUIRE(run(out / "run", {"--epochs", "1"}).code == 0);
+  const auto plot = [&](const std::vector<std::string>& options) {
+    std::vector<std::string> command{"/usr/bin/python3", LAMINA_SOURCE_DIR "/scripts/plot.py"};
+    command.insert(command.end(), options.begin(), options.end());
+    return support::Process(command).wait();
+  };
+  if (support::Process({"/usr/bin/python3", "-c", "import matplotlib"}).wait().code != 0) return;  // figures are optional
+  check_refused(plot({(out / "none").string()}), "no run with metrics in it");
+  check_refused(plot({(out / "run").string(), "--out", (out / "run" / cell / "run.json" / "below").string()}), "Not a directory");
+  fs::create_directory(out / "run/figure.svg");
+  check_refused(plot({(out / "run").string()}), "Is a directory");
+}
+
 TEST_CASE("bench: wrong options in one line and code 2, lost output in code 1", "[apps]") {
   const auto refused = [](const std::vector<std::string>& options, const std::string& text) {
     const Ended ended = support::run("bench", options);
