@@ -17,11 +17,11 @@ using Metadata = std::map<std::string, std::string>;
 /// "Sequential; 0 Linear(784 -> 10); ...": path and description of each module; what a checkpoint says it belongs to.
 std::string architecture(nn::Module& model);
 
-/// The model under plain names as torch.nn.Module.state_dict() has them; with an optimiser, its state too, as "optim.<name>". What scripts/pytorch_checkpoint.py
-/// reads and writes on PyTorch's side.
+/// The model under plain names as torch.nn.Module.state_dict() has them; with an optimiser, its state too, as "optim.<name>". What
+/// scripts/pytorch_checkpoint.py reads and writes on PyTorch's side.
 void save_weights(const std::filesystem::path& path, nn::Module& model, const Metadata& metadata = {}, const optim::Optimizer* optimizer = nullptr);
-/// With an optimiser the file must hold its state; without one, such state in the file is passed over. Checks everything first. Throws InputError naming the
-/// file, the tensor, and both shapes where they differ.
+/// With an optimiser the file must hold its state; without one, such state in the file is passed over. Checks everything first. Throws InputError
+/// naming the file, the tensor, and both shapes where they differ.
 void load_weights(const std::filesystem::path& path, nn::Module& model, optim::Optimizer* optimizer = nullptr);
 
 /// Model, optimiser and `metadata` (keys beginning with "lamina." are reserved). Throws Error, and writes nothing, when a parameter or buffer is not
