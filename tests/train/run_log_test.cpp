@@ -112,7 +112,7 @@ TEST_CASE("damaged metrics are refused before the record of the earlier session 
     log.finish("finished", {{"error", 0.25}});
   }
   const std::string before = get(dir / "run.json");
-  for (const std::string text : {"not csv\n", (header + "one,1,0,test,error,0.5\n").c_str()}) {
+  for (const std::string& text : {std::string("not csv\n"), header + "one,1,0,test,error,0.5\n"}) {
     put(dir / "metrics.csv", text);
     RunLog log(dir.path(), info());
     CHECK_THROWS_AS(log.start(1), InputError);
