@@ -61,6 +61,7 @@ int run(const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lamina::cli::spin_briefly(argv);
   return lamina::cli::run("bench", [&] {
     CLI::App app("Times lamina's workloads against their floors", "bench");
     Options options;

@@ -6,11 +6,13 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <new>
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -62,6 +64,11 @@ CLI::Validator check(const std::string& expected, const std::function<bool(doubl
 }
 
 }  // namespace
+
+void spin_briefly(char** argv) {
+  if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
+  if (::setenv("GOMP_SPINCOUNT", "2000", 1) == 0) ::execv("/proc/self/exe", argv);  // where that is not possible, all goes on as it would have
+}
 
 int run(const std::string& program, const std::function<int()>& body) {
   std::signal(SIGXFSZ, SIG_IGN);

@@ -60,5 +60,6 @@ int main(int argc, char** argv) {
 }  // namespace lamina::mnist_batchsize
 
 int main(int argc, char** argv) {
+  lamina::cli::spin_briefly(argv);
   return lamina::cli::run("mnist_batchsize", [&] { return lamina::mnist_batchsize::main(argc, argv); });
 }
