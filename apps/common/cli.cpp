@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <new>
 
@@ -67,7 +68,9 @@ CLI::Validator check(const std::string& expected, const std::function<bool(doubl
 
 void spin_briefly(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
-  if (::setenv("GOMP_SPINCOUNT", "2000", 1) == 0) ::execv("/proc/self/exe", argv);  // where that is not possible, all goes on as it would have
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error);        // "/proc/self/exe" itself would be the process's name in ps
+  if (!error && ::setenv("GOMP_SPINCOUNT", "2000", 1) == 0) ::execv(self.c_str(), argv);  // where that fails, all goes on as it would have
 }
 
 int run(const std::string& program, const std::function<int()>& body) {
