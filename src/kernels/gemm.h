@@ -27,7 +27,7 @@ struct GemmKernels {
   virtual ~GemmKernels() = default;
 
   /// C[m,n] = A[m,k] B[k,n] + beta C (+ bias[n] on every row, if given). beta = 0 writes without reading C. m, n, k may be 0;
-  /// k = 0 gives beta C + bias. The implementation (own skinny kernels or BLAS) is chosen by shape. With A transposed, B not and k <= 16 (the weight
+  /// k = 0 gives beta C + bias. The implementation (own kernels or BLAS) is chosen by shape. With A transposed, B not and k <= 16 (the weight
   /// gradient of a small batch) each element is a chain of fused multiply-adds over k in order: see RankUpdate.
   virtual void gemm(int64_t m, int64_t n, int64_t k, Matrix<T> a, Matrix<T> b, T beta, T* c, int64_t ldc, const T* bias = nullptr) const = 0;
 

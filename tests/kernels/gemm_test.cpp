@@ -1,4 +1,4 @@
-// Every path of gemm (skinny, BLAS, packed, batched) against a product in long double.
+// Every path of gemm (skinny, blocked, BLAS, packed, batched) against a product in long double.
 
 #include <algorithm>
 #include <array>
@@ -77,10 +77,11 @@ struct Problem {
 };
 
 const Case kCases[] = {
-    {1, 1, 1},       {2, 4, 3},     {1, 37, 53, 3}, {4, 100, 84},     {4, 61, 129, 5}, {3, 33, 65},    {5, 7, 301},      {13, 67, 45, 1},
-    {16, 64, 64},    {17, 35, 40},  {40, 10, 77},   {64, 1, 33, 2},   {1, 1, 500},     {33, 65, 4},    {70, 130, 9, 7},  {65, 66, 16},
-    {41, 43, 47, 2}, {130, 70, 90}, {12, 32, 20},   {24, 96, 50},     {0, 5, 3},       {5, 0, 3},      {2, 3, 0},        {2, 3, 0, 4},
-    {0, 0, 0},       {19, 300, 3},  {2, 1100, 6},   {100, 129, 1, 1}, {3, 49, 8},      {14, 25, 8, 1}, {3, 400, 331, 3}, {4, 1030, 515, 1},
+    {1, 1, 1},       {2, 4, 3},      {1, 37, 53, 3},   {4, 100, 84},      {4, 61, 129, 5},  {3, 33, 65},       {5, 7, 301},
+    {13, 67, 45, 1}, {16, 64, 64},   {17, 35, 40},     {40, 10, 77},      {64, 1, 33, 2},   {1, 1, 500},       {33, 65, 4},
+    {70, 130, 9, 7}, {65, 66, 16},   {41, 43, 47, 2},  {130, 70, 90},     {12, 32, 20},     {24, 96, 50},      {0, 5, 3},
+    {5, 0, 3},       {2, 3, 0},      {2, 3, 0, 4},     {0, 0, 0},         {19, 300, 3},     {2, 1100, 6},      {100, 129, 1, 1},
+    {3, 49, 8},      {14, 25, 8, 1}, {3, 400, 331, 3}, {4, 1030, 515, 1}, {5, 40, 2100, 1}, {30, 70, 1100, 2},
 };
 
 }  // namespace
@@ -108,31 +109,39 @@ TEMPLATE_TEST_CASE("gemm: all shapes, layouts, beta and bias", "[kernels]", floa
       kernels::cpu::own_gemm<TestType>(size.m, size.n, size.k, problem.view_a(), problem.view_b(), problem.beta, c.data(), problem.ldc,
                                        problem.bias_or_null());
       CHECK(problem.error(c) < tolerance<TestType>(size.k));
+
+      c = problem.c;
+      kernels::cpu::blocked_gemm<TestType>(size.m, size.n, size.k, problem.view_a(), problem.view_b(), problem.beta, c.data(), problem.ldc,
+                                           problem.bias_or_null());
+      CHECK(problem.error(c) < tolerance<TestType>(size.k));
     }
   }
 }
 
 TEST_CASE("gemm: own kernels give the same bits for every thread count", "[kernels]") {
   const auto& kernel = kernels::CpuBackend::gemm<float>();
-  for (const Case& size :
-       {Case{4, 1000, 784}, Case{4, 784, 1000}, Case{1000, 784, 4}, Case{15, 333, 517, 3}, Case{301, 203, 7}, Case{128, 700, 131}}) {
+  for (const Case& size : {Case{4, 1000, 784}, Case{4, 784, 1000}, Case{1000, 784, 4}, Case{15, 333, 517, 3}, Case{301, 203, 7}, Case{128, 700, 131},
+                           Case{100, 600, 1100, 1}}) {
     for (int options = 0; options < 4; ++options) {
       const Problem<float> problem(size, options & 1, options & 2, 1, true);
       CAPTURE(size.m, size.n, size.k, problem.ta, problem.tb);
       const auto packed = kernel.pack(size.k, size.n, problem.view_b());
-      std::vector<float> own, with_panels;
+      std::vector<float> own, blocked, with_panels;
       for (const int count : {1, 2, 3, 8}) {
         const Threads threads(count);
-        auto c = problem.c, d = problem.c;
+        auto c = problem.c, d = problem.c, e = problem.c;
         kernels::cpu::own_gemm<float>(size.m, size.n, size.k, problem.view_a(), problem.view_b(), 1, c.data(), problem.ldc, problem.bias.data());
         kernel.gemm(size.m, problem.view_a(), packed, 1, d.data(), problem.ldc, problem.bias.data());
+        kernels::cpu::blocked_gemm<float>(size.m, size.n, size.k, problem.view_a(), problem.view_b(), 1, e.data(), problem.ldc, problem.bias.data());
         if (count == 1) {
           own = c;
+          blocked = e;
           with_panels = d;
           CHECK(problem.error(c) < tolerance<float>(size.k));
         }
         CHECK(same_bits(c, own));
         CHECK(same_bits(d, with_panels));
+        CHECK(same_bits(e, blocked));
       }
     }
   }

@@ -1,4 +1,5 @@
-// Which product is computed by whom: lamina's own kernels for small sides, OpenBLAS for the rest. OpenBLAS is never called inside a parallel loop.
+// Which product is computed by whom: lamina's own kernels where they are faster, OpenBLAS for the rest. OpenBLAS is never called inside a parallel
+// loop.
 
 #include <cblas.h>
 
@@ -35,24 +36,34 @@ void blas(int64_t m, int64_t n, int64_t k, const Matrix<double>& a, const Matrix
               beta, c, narrow(ldc));
 }
 
-/// Where lamina's own kernels are faster than OpenBLAS 0.3.21. Seen on one Zen 4 core in f32 (own / OpenBLAS, us):
-///   x W^T, W [1000,784]:  4 rows 66 / 207, 16 rows 252 / 372, 32 rows 500 / 609, 128 rows 2133 / 2080; 128 rows, W [10,1000]: 31 / 54
-///   dy W:                 4 rows 71 / 128,  8 rows 149 / 188, 16 rows 349 / 299
-///   dy^T x:               4 rows 72 / 130, 16 rows 279 / 296, 32 rows 584 / 522
-/// In f64 the last two cross over at half of that. With one row the two are equal.
+/// Who computes a product, from what was seen on two Zen 4 cores (us, f32; skinny / blocked / OpenBLAS 0.3.21):
+///   x W^T, W [1000,784]:  8 rows  66 / 143 / 180,  24 rows 191 / 261 / 333,  64 rows 505 / 533 / 551,  128 rows  - / 1015 / 1042
+///   dy W,  W [784,1000]:  8 rows  80 / 108 / 153,  24 rows 232 / 225 / 295,  64 rows 544 / 523 / 535,  128 rows  - / 1011 / 1034
+///   dy^T x, [1000,784]:   8 rows  69 / 105 / 154,  24 rows 204 / 235 / 254,  64 rows   - / 555 / 548,  128 rows  - / 1063 / 1025
+/// The blocked products also leave a weight's rows with the core that updates them, which these times of single products do not show. Beyond some
+/// size a weight fits in no cache, and nothing is lost to BLAS.
+enum class By { skinny, blocked, blas };
+
 template <class T>
-bool own_is_faster(int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed) {
-  constexpr int64_t kBytes = sizeof(T);
-  if (m * n * k <= 16 * 16 * 16 || std::max({m, n, k}) > std::numeric_limits<blasint>::max()) return true;  // or all that BLAS cannot count
-  if (b_transposed) return !a_transposed && (m <= 24 || n <= 16);
-  if (a_transposed && k <= 16) return true;  // a weight gradient that could be factored: its bits are those of the fused updates (see RankUpdate)
-  return m * kBytes <= 32 || k * kBytes <= 64;
+By chosen(int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed) {
+  constexpr int64_t kBytes = sizeof(T), kLarge = int64_t{1} << 29;
+  if (k == 0 || m * n * k <= 16 * 16 * 16) return By::skinny;
+  const bool countable = std::max({m, n, k}) <= std::numeric_limits<blasint>::max(), large = m * n * k >= kLarge && countable;
+  if (b_transposed) {
+    if (a_transposed) return countable ? By::blas : By::skinny;
+    return m <= 24 || n <= 16 ? By::skinny : large ? By::blas : By::blocked;  // x W^T
+  }
+  // dy^T x. A weight gradient that could be factored has the bits of the fused updates (see RankUpdate).
+  if (a_transposed) return k <= 16 ? By::skinny : (m <= 32 && countable) || large ? By::blas : By::blocked;
+  return m * kBytes <= 64 || k * kBytes <= 64 ? By::skinny : large ? By::blas : By::blocked;  // dy W
 }
 
 template <class T>
 struct CpuGemm final : GemmKernels<T> {
   void gemm(int64_t m, int64_t n, int64_t k, Matrix<T> a, Matrix<T> b, T beta, T* c, int64_t ldc, const T* bias) const override {
-    if (k == 0 || own_is_faster<T>(m, n, k, a.transposed, b.transposed)) return cpu::own_gemm(m, n, k, a, b, beta, c, ldc, bias);
+    const By by = chosen<T>(m, n, k, a.transposed, b.transposed);
+    if (by == By::skinny) return cpu::own_gemm(m, n, k, a, b, beta, c, ldc, bias);
+    if (by == By::blocked) return cpu::blocked_gemm(m, n, k, a, b, beta, c, ldc, bias);
     if (bias) {
       cpu::scale_and_bias(m, n, beta, c, ldc, bias);
       beta = T(1);

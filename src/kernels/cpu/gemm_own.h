@@ -11,6 +11,14 @@ namespace lamina::kernels::cpu {
 template <class T>
 void own_gemm(int64_t m, int64_t n, int64_t k, Matrix<T> a, Matrix<T> b, T beta, T* c, int64_t ldc, const T* bias);
 
+/// Any shape and layout; fast for products of middling size, with every thread working on the same part of a weight that the updates give it.
+template <class T>
+void blocked_gemm(int64_t m, int64_t n, int64_t k, Matrix<T> a, Matrix<T> b, T beta, T* c, int64_t ldc, const T* bias);
+
+/// Columns of B that stand together when it is packed: two cache lines.
+template <class T>
+constexpr int64_t kPanel = 128 / static_cast<int64_t>(sizeof(T));
+
 template <class T>
 Packed<T> pack_panels(int64_t k, int64_t n, Matrix<T> b);
 template <class T>

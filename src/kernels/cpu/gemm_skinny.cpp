@@ -12,6 +12,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/gemm_skinny.cpp"
 #include <hwy/foreach_target.h>
 
+#include "kernels/cpu/gemm_parts.h"
 #include "kernels/cpu/simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,22 +20,6 @@ namespace lamina::kernels::HWY_NAMESPACE {
 
 // Elements of the large operand below which a range is not worth a thread.
 constexpr int64_t kGrain = 32768;
-
-template <class T>
-struct Output {
-  T beta;
-  T* c;
-  int64_t ldc;
-  const T* bias;
-
-  /// beta C + bias at one element, C not read when beta = 0.
-  HWY_INLINE T start(int64_t i, int64_t j) const { return (beta == T(0) ? T(0) : beta * c[i * ldc + j]) + (bias ? bias[j] : T(0)); }
-  template <class At>
-  HWY_INLINE Vec<T> start(At at, int64_t i) const {
-    Vec<T> v = beta == T(0) ? zero<T>() : hn::Mul(set(beta), at.load(c + i * ldc));
-    return bias ? hn::Add(v, at.load(bias)) : v;
-  }
-};
 
 // ---- B stands as [n,k]: dot products ----
 
@@ -163,13 +148,7 @@ void chunked_gemm(int64_t chunks, int64_t m, int64_t n, int64_t k, const Matrix<
       row_gemm<T>(0, m, 0, n, bottom - top, a_part, b_part, Output<T>{T(0), sums.data() + chunk * m * n, n, nullptr});
     }
   });
-  for (int64_t i = 0; i < m; ++i) {
-    for_each_vector<T>(n, [&](auto at) HWY_ATTR {
-      Vec<T> total = out.start(at, i);
-      for (int64_t chunk = 0; chunk < chunks; ++chunk) total = hn::Add(total, at.load(sums.data() + (chunk * m + i) * n));
-      at.store(out.c + i * out.ldc, total);
-    });
-  }
+  add_chunks(chunks, m, n, sums.data(), out);
 }
 
 template <class T>

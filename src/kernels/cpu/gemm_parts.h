@@ -1,0 +1,176 @@
+// Included once per SIMD target (see simd.h): what the own product kernels share.
+
+#if defined(LAMINA_KERNELS_CPU_GEMM_PARTS_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LAMINA_KERNELS_CPU_GEMM_PARTS_H
+#undef LAMINA_KERNELS_CPU_GEMM_PARTS_H
+#else
+#define LAMINA_KERNELS_CPU_GEMM_PARTS_H
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include <lamina/core/parallel.h>
+#include "kernels/cpu/gemm_own.h"
+#include "kernels/cpu/simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lamina::kernels::HWY_NAMESPACE {
+
+using cpu::kPanel;
+
+// ---- where a product goes ----
+
+template <class T>
+struct Output {
+  T beta;
+  T* c;
+  int64_t ldc;
+  const T* bias;
+
+  /// beta C + bias at one element, C not read when beta = 0.
+  HWY_INLINE T start(int64_t i, int64_t j) const { return (beta == T(0) ? T(0) : beta * c[i * ldc + j]) + (bias ? bias[j] : T(0)); }
+  template <class At>
+  HWY_INLINE Vec<T> start(At at, int64_t i) const {
+    Vec<T> v = beta == T(0) ? zero<T>() : hn::Mul(set(beta), at.load(c + i * ldc));
+    return bias ? hn::Add(v, at.load(bias)) : v;
+  }
+};
+
+template <class T, class At>
+HWY_INLINE void finish(const Output<T>& out, At at, int64_t i, Vec<T> sums) {
+  at.store(out.c + i * out.ldc, hn::Add(out.start(at, i), sums));
+}
+
+/// C = beta C + bias + the sum over chunks of sums[chunk][m][n], in the order of chunks.
+template <class T>
+void add_chunks(int64_t chunks, int64_t m, int64_t n, const T* sums, const Output<T>& out) {
+  parallel_for(m, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, n * chunks)), [&](int64_t begin, int64_t end) HWY_ATTR {
+    for (int64_t i = begin; i < end; ++i) {
+      for_each_vector<T>(n, [&](auto at) HWY_ATTR {
+        Vec<T> total = at.load(sums + i * n);
+        for (int64_t chunk = 1; chunk < chunks; ++chunk) total = hn::Add(total, at.load(sums + (chunk * m + i) * n));
+        finish(out, at, i, total);
+      });
+    }
+  });
+}
+
+// ---- panels of B: [k, kPanel], contiguous, zeros beyond column n ----
+
+constexpr int64_t kSquare = 16;  // bytes: a block of 4x4 floats or 2x2 doubles
+
+/// to[q][s] = from[s][q] for a block of 16 bytes by as many rows.
+#if HWY_TARGET == HWY_SCALAR
+template <class T>
+HWY_INLINE void transpose_block(const T* from, int64_t ld, T* to) {
+  for (int64_t s = 0; s < kSquare / static_cast<int64_t>(sizeof(T)); ++s)
+    for (int64_t q = 0; q < kSquare / static_cast<int64_t>(sizeof(T)); ++q) to[q * kPanel<T> + s] = from[s * ld + q];
+}
+#else
+HWY_INLINE void transpose_block(const float* from, int64_t ld, float* to) {
+  const hn::Full128<float> d;
+  const hn::Full128<double> pairs;
+  const auto a = hn::LoadU(d, from), b = hn::LoadU(d, from + ld), c = hn::LoadU(d, from + 2 * ld), e = hn::LoadU(d, from + 3 * ld);
+  const auto ab_low = hn::BitCast(pairs, hn::InterleaveLower(d, a, b)), ab_high = hn::BitCast(pairs, hn::InterleaveUpper(d, a, b));
+  const auto ce_low = hn::BitCast(pairs, hn::InterleaveLower(d, c, e)), ce_high = hn::BitCast(pairs, hn::InterleaveUpper(d, c, e));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, ab_low, ce_low)), d, to);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, ab_low, ce_low)), d, to + kPanel<float>);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, ab_high, ce_high)), d, to + 2 * kPanel<float>);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, ab_high, ce_high)), d, to + 3 * kPanel<float>);
+}
+HWY_INLINE void transpose_block(const double* from, int64_t ld, double* to) {
+  const hn::Full128<double> d;
+  const auto a = hn::LoadU(d, from), b = hn::LoadU(d, from + ld);
+  hn::StoreU(hn::InterleaveLower(d, a, b), d, to);
+  hn::StoreU(hn::InterleaveUpper(d, a, b), d, to + kPanel<double>);
+}
+#endif
+
+/// Rows [top, top + k) of B [., n], its columns from j on.
+template <class T>
+void pack_panel(const Matrix<T>& b, int64_t top, int64_t k, int64_t j, int64_t n, T* panel) {
+  constexpr int64_t kBlock = kSquare / static_cast<int64_t>(sizeof(T));
+  const int64_t width = std::min(kPanel<T>, n - j);
+  if (!b.transposed) {
+    for (int64_t p = 0; p < k; ++p) {
+      T* target = panel + p * kPanel<T>;
+      std::copy_n(b.data + (top + p) * b.ld + j, width, target);
+      std::fill(target + width, target + kPanel<T>, T(0));
+    }
+    return;
+  }
+  const T* rows = b.data + j * b.ld + top;
+  int64_t s = 0;
+  for (; s + kBlock <= width; s += kBlock) {
+    int64_t p = 0;
+    for (; p + kBlock <= k; p += kBlock) transpose_block(rows + s * b.ld + p, b.ld, panel + p * kPanel<T> + s);
+    for (; p < k; ++p)
+      for (int64_t r = s; r < s + kBlock; ++r) panel[p * kPanel<T> + r] = rows[r * b.ld + p];
+  }
+  for (; s < kPanel<T>; ++s)
+    for (int64_t p = 0; p < k; ++p) panel[p * kPanel<T> + s] = s < width ? rows[s * b.ld + p] : T(0);
+}
+
+// ---- tiles of C, kept in registers over all of k, from a panel of B ----
+
+/// kRows x two vectors of C: a[r * row + p * depth] times the panel's rows.
+template <class T, int kRows>
+HWY_INLINE void tile(int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out, int64_t i) {
+  const int64_t step = lanes<T>();
+  Vec<T> left[kRows], right[kRows];
+  for (int r = 0; r < kRows; ++r) left[r] = right[r] = zero<T>();
+  for (int64_t p = 0; p < k; ++p) {
+    const Vec<T> b0 = load(panel + p * kPanel<T>), b1 = load(panel + p * kPanel<T> + step);
+    for (int r = 0; r < kRows; ++r) {
+      const Vec<T> factor = set(a[r * row + p * depth]);
+      left[r] = hn::MulAdd(factor, b0, left[r]);
+      right[r] = hn::MulAdd(factor, b1, right[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    if (columns >= 2 * step) {
+      finish(out, WholeVector<T>{0}, i + r, left[r]);
+      finish(out, WholeVector<T>{step}, i + r, right[r]);
+      continue;
+    }
+    if (columns < step) {
+      finish(out, PartialVector<T>{0, columns}, i + r, left[r]);
+    } else {
+      finish(out, WholeVector<T>{0}, i + r, left[r]);
+      if (columns > step) finish(out, PartialVector<T>{step, columns - step}, i + r, right[r]);
+    }
+  }
+}
+
+/// The last rows, fewer than a full tile has.
+template <class T, int kRows>
+HWY_INLINE void last_tile(int64_t rows, int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out,
+                          int64_t i) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return tile<T, kRows>(k, a, row, depth, panel, columns, out, i);
+    last_tile<T, kRows - 1>(rows, k, a, row, depth, panel, columns, out, i);
+  }
+}
+
+/// Rows of a full tile: of 32 or 16 registers, two accumulators a row, two for B, one for the factor.
+constexpr int kTileRows = HWY_TARGET <= HWY_AVX3 ? 12 : 6;
+
+/// Rows [0, m) of the columns from j on (as many as a panel has) of C [., n], from the rows [top, top + k) of A's depth.
+template <class T>
+void times_panel(int64_t m, int64_t k, const Matrix<T>& a, int64_t top, const T* panel, int64_t j, int64_t n, const Output<T>& out) {
+  constexpr int kRows = kTileRows;
+  const int64_t row = a.transposed ? 1 : a.ld, depth = a.transposed ? a.ld : 1, step = 2 * lanes<T>();
+  const T* factors = a.data + top * depth;
+  for (int64_t offset = 0; offset < kPanel<T> && j + offset < n; offset += step) {
+    const Output<T> there{out.beta, out.c + j + offset, out.ldc, out.bias ? out.bias + j + offset : nullptr};
+    int64_t i = 0;
+    for (; i + kRows <= m; i += kRows) tile<T, kRows>(k, factors + i * row, row, depth, panel + offset, n - j - offset, there, i);
+    if (i < m) last_tile<T, kRows - 1>(m - i, k, factors + i * row, row, depth, panel + offset, n - j - offset, there, i);
+  }
+}
+
+}  // namespace lamina::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
