@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
 # Speed beside PyTorch's, from one sitting on this machine (CPU): for each workload that both know, our time, theirs, and our floor.
-#   scripts/compare_peer.sh [--filter TEXT] [--threads N] [--python PATH]
+#   scripts/compare_peer.sh [--filter TEXT] [--threads N] [--python PATH] [--record]
 # Uses Debian's python3-torch on the OpenMP flavour of OpenBLAS, or the PyTorch that PATH imports. us is microseconds for one training step
 # (or one op, forward and backward); peer/ours above 1 means that lamina is faster. Leave the machine alone while it runs.
+# --record writes the table into docs/performance.md instead of the terminal.
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-filter='' python='' threads=$(cores)
+filter='' python='' threads=$(cores) record=false
 while (($#)); do
   case $1 in
     --filter) filter=${2:?--filter needs a text}; shift ;;
     --threads) threads=${2:?--threads needs a number}; shift ;;
     --python) python=${2:?--python needs a path}; shift ;;
+    --record) record=true ;;
     -h | --help) usage "$0"; exit 0 ;;
     *) status=2 die "unknown option '$1' (see --help)" ;;
   esac
@@ -38,27 +40,42 @@ print("OpenBLAS, OpenMP" if any("openblas-openmp" in l for l in blas) else "WRON
 [[ $blas != WRONG* ]] || die "PyTorch runs on the pthread flavour of OpenBLAS (${blas#WRONG }); install libopenblas0-openmp"
 
 work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
-say "ours: bench on $threads threads (the peer follows)"
-# The library's own path to OpenBLAS must not be overruled by the peer's.
-env -u LD_LIBRARY_PATH build/release/bin/bench --json --threads "$threads" ${filter:+--filter "$filter"} >"$work/ours" || die "bench failed"
+say "the peer first, then ours, on $threads threads"
 "$python" scripts/peer_pytorch.py --threads "$threads" --filter "$filter" >"$work/peer" || die "scripts/peer_pytorch.py failed"
-
-python3 - "$work/ours" "$work/peer" "$blas" <<'PYTHON'
+[[ -s $work/peer ]] || status=2 die "no workload of the peer contains '$filter'"
+# The library's own path to OpenBLAS must not be overruled by the peer's.
+bench=(env -u LD_LIBRARY_PATH build/release/bin/bench --threads "$threads" --compare "$work/peer" ${filter:+--filter "$filter"})
+if ! $record; then
+  "${bench[@]}"
+  exit
+fi
+"${bench[@]}" --json | tee "$work/ours" || die "not recorded"
+python3 - "$work" "$blas" docs/performance.md <<'PYTHON'
+import datetime
 import json
+import os
+import platform
+import re
+import subprocess
 import sys
 
-def read(path):
-    rows = [json.loads(line) for line in open(path) if line.startswith("{")]
-    return {row["name"]: row for row in rows}
-
-ours, peer, blas = read(sys.argv[1]), read(sys.argv[2]), sys.argv[3]
-both = [name for name in ours if name in peer]
-print(f"peer: {peer[both[0]]['peer']} ({blas})" if both else "no workload is known to both")
-width = max([len(name) for name in both] + [4])
-print(f"{'name':{width}}  {'ours us':>11}  {'peer us':>11}  {'peer/ours':>9}  {'floor us':>11}  {'ours/floor':>10}")
-for name in both:
-    us, floor, theirs = ours[name]["us"], ours[name].get("floor_us") or 0, peer[name]["us"]
-    print(f"{name:{width}}  {us:11.1f}  {theirs:11.1f}  {theirs / us:9.2f}  {floor:11.1f}  {us / floor if floor else float('nan'):10.2f}")
-slower = [name for name in both if peer[name]["us"] < ours[name]["us"]]
-print(f"{len(both)} in all, " + (f"slower than the peer: {', '.join(slower)}" if slower else "none slower than the peer"))
+work, blas, path = sys.argv[1:]
+rows = [json.loads(line) for line in open(f"{work}/ours")]
+peer = json.loads(open(f"{work}/peer").readline())["peer"]
+model = re.search(r"model name\s*: (.*)", open("/proc/cpuinfo").read())
+compiler = subprocess.run(["c++", "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+flags = open("/proc/cpuinfo").read()
+simd = "AVX-512" if " avx512bw" in flags else "AVX2" if " avx2" in flags else "baseline"
+today = datetime.date.today()
+lines = [f"{today.day} {today:%B %Y}; {os.cpu_count()} cores of {model.group(1) if model else platform.machine()} ({simd}); {compiler}; "
+         f"peer: {peer} ({blas}). Microseconds.", "",
+         "| workload | ours | peer | peer/ours | floor | ours/floor |", "|---|---|---|---|---|---|"]
+lines += [f"| {r['name']} | {r['us']:.0f} | {r['peer_us']:.0f} | {r['peer_us'] / r['us']:.2f} | {r['floor_us']:.0f} | {r['ratio']:.2f} |" for r in rows]
+text = open(path).read()
+begin, end = "<!-- compare_peer.sh --record writes from here -->", "<!-- to here -->"
+if text.count(begin) != 1 or text.count(end) != 1:
+    sys.exit(f"{path}: the two marks of the table are not there")
+head, rest = text.split(begin)
+open(path, "w").write(head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1])
+print(f"table written to {path}")
 PYTHON

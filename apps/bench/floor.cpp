@@ -55,6 +55,11 @@ double Floor::move_seconds(const Work& work) {
 
 namespace {
 
+struct Arrays {
+  std::vector<const float*> reads;
+  std::vector<float*> writes, updates;
+};
+
 // Each loop touches its arrays once, elements being combined so that the compiler can drop nothing; the arithmetic is far below the cost of the
 // memory.
 void read_loop(const std::vector<const float*>& arrays, int64_t begin, int64_t end, float& sink) {
@@ -79,40 +84,50 @@ void combine_loop(const float* a, const float* b, float* y, int64_t begin, int64
   for (int64_t i = begin; i < end; ++i) y[i] = a[i] + b[i];
 }
 
+/// Elements [begin, end) of all arrays, in cache-sized pieces: all arrays of a piece before the next, as a fused kernel would walk them.
+void walk(const Arrays& arrays, int64_t begin, int64_t end, float& sink) {
+  constexpr int64_t piece = 4096;
+  for (int64_t at = begin; at < end; at += piece) {
+    const int64_t stop = std::min(end, at + piece);
+    for (float* x : arrays.updates) update_loop(x, at, stop);
+    if (arrays.writes.size() == 1 && arrays.reads.size() == 1)
+      copy_loop(arrays.reads[0], arrays.writes[0], at, stop);
+    else if (arrays.writes.size() == 1 && arrays.reads.size() == 2)
+      combine_loop(arrays.reads[0], arrays.reads[1], arrays.writes[0], at, stop);
+    else
+      read_loop(arrays.reads, at, stop, sink);
+  }
+}
+
 }  // namespace
+
+double Floor::time_sweep(const Sweep& sweep) const {
+  const int64_t n = sweep.bytes / 4;
+  std::vector<Tensor> tensors;
+  Arrays arrays;
+  const auto array = [&] { return tensors.emplace_back(Tensor::ones({n})).mutable_data<float>(); };
+  for (int i = 0; i < sweep.reads; ++i) arrays.reads.push_back(array());
+  for (int i = 0; i < sweep.writes; ++i) arrays.writes.push_back(array());
+  for (int i = 0; i < sweep.updates; ++i) arrays.updates.push_back(array());
+  constexpr size_t apart = 16;  // sinks in cache lines of their own
+  std::vector<float> sinks(static_cast<size_t>(num_threads()) * apart);
+  const auto sweep_once = [&] {
+    parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
+      walk(arrays, begin, end, sinks[static_cast<size_t>(begin * num_threads() / std::max<int64_t>(n, 1)) * apart]);
+    });
+  };
+  return time_burst(sweep_once, repeat_).seconds;
+}
 
 double Floor::sweep_seconds(const Sweep& sweep) {
   for (const auto& [known, seconds] : known_)
     if (known == sweep) return seconds;
-  const int64_t n = sweep.bytes / 4;
-  std::vector<Tensor> tensors;
-  std::vector<const float*> reads;
-  std::vector<float*> writes, updates;
-  const auto array = [&] { return tensors.emplace_back(Tensor::ones({n})).mutable_data<float>(); };
-  for (int i = 0; i < sweep.reads; ++i) reads.push_back(array());
-  for (int i = 0; i < sweep.writes; ++i) writes.push_back(array());
-  for (int i = 0; i < sweep.updates; ++i) updates.push_back(array());
-  std::vector<float> sinks(static_cast<size_t>(num_threads()) * 16);
-  const double seconds = time_burst(
-                             [&] {
-                               parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
-                                 // In cache-sized pieces, all arrays of a piece before the next, as a fused kernel would walk them.
-                                 for (int64_t at = begin; at < end; at += 4096) {
-                                   const int64_t stop = std::min(end, at + 4096);
-                                   for (float* x : updates) update_loop(x, at, stop);
-                                   if (writes.size() == 1 && reads.size() == 1)
-                                     copy_loop(reads[0], writes[0], at, stop);
-                                   else if (writes.size() == 1 && reads.size() == 2)
-                                     combine_loop(reads[0], reads[1], writes[0], at, stop);
-                                   else
-                                     read_loop(reads, at, stop, sinks[static_cast<size_t>(begin * num_threads() / std::max<int64_t>(n, 1)) * 16]);
-                                 }
-                               });
-                             },
-                             repeat_)
-                             .seconds;
-  known_.emplace_back(sweep, seconds);
-  return seconds;
+  return known_.emplace_back(sweep, time_sweep(sweep)).second;
+}
+
+void Floor::measure_again() {
+  peak_ = {};
+  known_.clear();
 }
 
 }  // namespace bench

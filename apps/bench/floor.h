@@ -37,9 +37,12 @@ class Floor {
   double peak_flops();
   /// Measures the GEMM rate anew. Another job on these cores shows as another rate, or as less CPU time than threads x wall time.
   bool machine_is_busy();
+  /// Forgets what was measured: the machine has changed.
+  void measure_again();
 
  private:
   double sweep_seconds(const Sweep& sweep);
+  double time_sweep(const Sweep& sweep) const;
   Timing measure_peak() const;
 
   int repeat_;

@@ -52,13 +52,13 @@ void materialise(Gradient& gradient, const Shape& shape) {
     T beta = 0;
     for (const Factors& pair : gradient.factors) {
       kernels::gemm<T>(like.device())
-          .gemm(out, in, pair.x.size(0), {pair.dy.data<T>(), std::max<int64_t>(out, 1), true}, {pair.x.data<T>(), std::max<int64_t>(in, 1), false},
-                beta, dense.mutable_data<T>(), std::max<int64_t>(in, 1));
+          ->gemm(out, in, pair.x.size(0), {pair.dy.data<T>(), std::max<int64_t>(out, 1), true}, {pair.x.data<T>(), std::max<int64_t>(in, 1), false},
+                 beta, dense.mutable_data<T>(), std::max<int64_t>(in, 1));
       beta = 1;
     }
     if (gradient.scale != 1)
       kernels::elementwise<T>(like.device())
-          .unary(kernels::Unary::mul_scalar, dense.numel(), dense.data<T>(), dense.mutable_data<T>(), gradient.scale);
+          ->unary(kernels::Unary::mul_scalar, dense.numel(), dense.data<T>(), dense.mutable_data<T>(), gradient.scale);
   });
   gradient = {std::move(dense), {}, 1};
 }
@@ -69,7 +69,7 @@ Tensor accumulated(Tensor sum, const Tensor& more) {
   sum = owned(std::move(sum));
   with_float("backward", sum.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::elementwise<T>(sum.device()).accumulate(sum.numel(), more.data<T>(), sum.mutable_data<T>());
+    kernels::elementwise<T>(sum.device())->accumulate(sum.numel(), more.data<T>(), sum.mutable_data<T>());
   });
   return sum;
 }
@@ -102,7 +102,7 @@ double sum_of_squares(const Gradient& gradient) {
   if (gradient.dense.defined()) {
     return with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      return kernels::reduce<T>(gradient.dense.device()).sum_of_squares(gradient.dense.numel(), gradient.dense.data<T>());
+      return kernels::reduce<T>(gradient.dense.device())->sum_of_squares(gradient.dense.numel(), gradient.dense.data<T>());
     });
   }
   double sum = 0;
@@ -120,7 +120,7 @@ void rescale(Gradient& gradient, double factor) {
     with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
       using T = decltype(zero);
       Tensor& g = gradient.dense;
-      kernels::elementwise<T>(g.device()).unary(kernels::Unary::mul_scalar, g.numel(), g.data<T>(), g.mutable_data<T>(), factor);
+      kernels::elementwise<T>(g.device())->unary(kernels::Unary::mul_scalar, g.numel(), g.data<T>(), g.mutable_data<T>(), factor);
     });
   } else {
     gradient.scale *= factor;
@@ -142,7 +142,7 @@ bool all_finite(Gradient& gradient, const Shape& shape) {
   }
   return with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    return kernels::reduce<T>(gradient.dense.device()).all_finite(gradient.dense.numel(), gradient.dense.data<T>());
+    return kernels::reduce<T>(gradient.dense.device())->all_finite(gradient.dense.numel(), gradient.dense.data<T>());
   });
 }
 

@@ -54,7 +54,7 @@ Tensor rand(const Shape& shape, Rng& rng, DType dtype, double low, double high) 
   with_float("rand", dtype, [&](auto zero) {
     using T = decltype(zero);
     const uint64_t start = take(rng, shape.numel(), dtype == DType::f32 ? 4 : 2);
-    kernels::random<T>(result.device()).uniform(rng.key, start, shape.numel(), low, high, result.mutable_data<T>());
+    kernels::random<T>(result.device())->uniform(rng.key, start, shape.numel(), low, high, result.mutable_data<T>());
   });
   return result;
 }
@@ -63,7 +63,7 @@ Tensor randn(const Shape& shape, Rng& rng, DType dtype, double mean, double std)
   Tensor result = Tensor::empty(shape, dtype);
   with_float("randn", dtype, [&](auto zero) {
     using T = decltype(zero);
-    kernels::random<T>(result.device()).normal(rng.key, take(rng, shape.numel(), 1), shape.numel(), mean, std, result.mutable_data<T>());
+    kernels::random<T>(result.device())->normal(rng.key, take(rng, shape.numel(), 1), shape.numel(), mean, std, result.mutable_data<T>());
   });
   return result;
 }
@@ -85,7 +85,7 @@ Tensor bernoulli(const Shape& shape, double p, Rng& rng, DType dtype, Device dev
   const uint64_t start = take(rng, shape.numel(), 4);
   const auto fill = [&](auto zero) {
     using T = decltype(zero);
-    kernels::random<T>(device).bernoulli(rng.key, start, shape.numel(), threshold, result.mutable_data<T>());
+    kernels::random<T>(device)->bernoulli(rng.key, start, shape.numel(), threshold, result.mutable_data<T>());
   };
   if (dtype == DType::u8)
     fill(uint8_t{});

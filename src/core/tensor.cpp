@@ -59,13 +59,13 @@ Tensor Tensor::scalar(double value, DType dtype, Device device) { return full({}
 
 Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
   Tensor result = empty(shape, dtype, device);
-  kernels::move(device).fill(dtype, result.numel(), value, result.mutable_raw_data());
+  kernels::move(device)->fill(dtype, result.numel(), value, result.mutable_raw_data());
   return result;
 }
 
 Tensor Tensor::arange(int64_t count, DType dtype, Device device) {
   Tensor result = empty({count}, dtype, device);
-  kernels::move(device).iota(dtype, count, 0, 1, result.mutable_raw_data());
+  kernels::move(device)->iota(dtype, count, 0, 1, result.mutable_raw_data());
   return result;
 }
 
@@ -73,7 +73,7 @@ template <class T>
 Tensor Tensor::from(std::span<const T> values, const Shape& shape, Device device) {
   if (static_cast<int64_t>(values.size()) != shape.numel()) fail("tensor", "from: {} needs {} values, got {}", shape, shape.numel(), values.size());
   Tensor result = empty(shape, dtype_of<T>(), device);
-  kernels::move(device).copy(result.nbytes(), values.data(), result.mutable_raw_data());
+  kernels::move(device)->copy(result.nbytes(), values.data(), result.mutable_raw_data());
   return result;
 }
 
@@ -118,18 +118,18 @@ template <class T>
 void Tensor::copy_to(std::span<T> out) const {
   check_type<T>(checked(impl_));
   if (static_cast<int64_t>(out.size()) != numel()) fail("copy_to", "{} has {} elements, the target {}", shape(), numel(), out.size());
-  kernels::move(device()).copy(nbytes(), raw_data(), out.data());
+  kernels::move(device())->copy(nbytes(), raw_data(), out.data());
 }
 
 Tensor Tensor::clone() const {
   Tensor result = empty(shape(), dtype(), device());
-  kernels::move(device()).copy(nbytes(), raw_data(), result.mutable_raw_data());
+  kernels::move(device())->copy(nbytes(), raw_data(), result.mutable_raw_data());
   return result;
 }
 
 void Tensor::fill_(double value) {
   check_in_place(checked(impl_), "fill_");
-  kernels::move(device()).fill(dtype(), numel(), value, mutable_raw_data());
+  kernels::move(device())->fill(dtype(), numel(), value, mutable_raw_data());
 }
 
 void Tensor::copy_(const Tensor& source) {
@@ -140,7 +140,7 @@ void Tensor::copy_(const Tensor& source) {
   // Two slices of one buffer may overlap: threads that copy their parts must not read what others have written.
   const char *const mine = impl_->bytes(), *const theirs = source.impl()->bytes();
   if (impl_->storage == source.impl()->storage && mine < theirs + nbytes() && theirs < mine + nbytes()) return copy_(source.clone());
-  kernels::move(device()).copy(nbytes(), source.raw_data(), mutable_raw_data());
+  kernels::move(device())->copy(nbytes(), source.raw_data(), mutable_raw_data());
 }
 
 Tensor Tensor::detach() const {

@@ -13,6 +13,7 @@
 #include "kernels/move.h"
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
+#include "kernels/profile.h"
 #include "kernels/random.h"
 #include "kernels/reduce.h"
 #include "kernels/softmax.h"
@@ -46,40 +47,41 @@ inline void require_cpu(Device device) {
   if (!device.is_cpu()) fail_no_cuda();
 }
 
+// How ops reach their backend: kernels::norm<T>(x.device())->row_forward(...).
 // T = float or double.
 template <class T>
-const GemmKernels<T>& gemm(Device device) {
-  return require_cpu(device), CpuBackend::gemm<T>();
+Timed<GemmKernels<T>> gemm(Device device) {
+  return require_cpu(device), Timed(CpuBackend::gemm<T>(), Family::gemm);
 }
 template <class T>
-const ReduceKernels<T>& reduce(Device device) {
-  return require_cpu(device), CpuBackend::reduce<T>();
+Timed<ReduceKernels<T>> reduce(Device device) {
+  return require_cpu(device), Timed(CpuBackend::reduce<T>(), Family::reduce);
 }
 template <class T>
-const NormKernels<T>& norm(Device device) {
-  return require_cpu(device), CpuBackend::norm<T>();
+Timed<NormKernels<T>> norm(Device device) {
+  return require_cpu(device), Timed(CpuBackend::norm<T>(), Family::norm);
 }
 template <class T>
-const SoftmaxKernels<T>& softmax(Device device) {
-  return require_cpu(device), CpuBackend::softmax<T>();
+Timed<SoftmaxKernels<T>> softmax(Device device) {
+  return require_cpu(device), Timed(CpuBackend::softmax<T>(), Family::softmax);
 }
 template <class T>
-const RandomKernels<T>& random(Device device) {
-  return require_cpu(device), CpuBackend::random<T>();
+Timed<RandomKernels<T>> random(Device device) {
+  return require_cpu(device), Timed(CpuBackend::random<T>(), Family::random);
 }
 template <class T>
-const OptimizerKernels<T>& optimizer(Device device) {
-  return require_cpu(device), CpuBackend::optimizer<T>();
+Timed<OptimizerKernels<T>> optimizer(Device device) {
+  return require_cpu(device), Timed(CpuBackend::optimizer<T>(), Family::optimizer);
 }
 // T = float, double, int64_t or uint8_t (the integers: only what elementwise.h and index.h say).
 template <class T>
-const ElementwiseKernels<T>& elementwise(Device device) {
-  return require_cpu(device), CpuBackend::elementwise<T>();
+Timed<ElementwiseKernels<T>> elementwise(Device device) {
+  return require_cpu(device), Timed(CpuBackend::elementwise<T>(), Family::elementwise);
 }
 template <class T>
-const IndexKernels<T>& index(Device device) {
-  return require_cpu(device), CpuBackend::index<T>();
+Timed<IndexKernels<T>> index(Device device) {
+  return require_cpu(device), Timed(CpuBackend::index<T>(), Family::index);
 }
-inline const MoveKernels& move(Device device) { return require_cpu(device), CpuBackend::move(); }
+inline Timed<MoveKernels> move(Device device) { return require_cpu(device), Timed(CpuBackend::move(), Family::move); }
 
 }  // namespace lamina::kernels

@@ -22,7 +22,7 @@ Tensor compare(Compare op, const Tensor& a, const Tensor& b) {
   with_type(a.dtype(), [&](auto zero) {
     using T = decltype(zero);
     kernels::elementwise<T>(a.device())
-        .compare(op, ops::broadcast_space(shape, {a.shape(), b.shape()}), a.data<T>(), b.data<T>(), y.mutable_data<uint8_t>());
+        ->compare(op, ops::broadcast_space(shape, {a.shape(), b.shape()}), a.data<T>(), b.data<T>(), y.mutable_data<uint8_t>());
   });
   return y;
 }
@@ -53,7 +53,7 @@ Tensor where(const Tensor& mask, const Tensor& a, const Tensor& b) {
   with_type(a.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const auto space = ops::broadcast_space(shape, {mask.shape(), a.shape(), b.shape()});
-    kernels::elementwise<T>(a.device()).where(space, mask.data<uint8_t>(), a.data<T>(), b.data<T>(), y.mutable_data<T>());
+    kernels::elementwise<T>(a.device())->where(space, mask.data<uint8_t>(), a.data<T>(), b.data<T>(), y.mutable_data<T>());
   });
   if (!autograd::recording({a, b})) return y;
 

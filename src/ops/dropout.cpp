@@ -22,7 +22,7 @@ Tensor masked(const Mask& mask, const Tensor& x) {
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   with_float("dropout", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::random<T>(x.device()).dropout(mask.key, mask.counter, x.numel(), mask.threshold, mask.scale, x.data<T>(), y.mutable_data<T>());
+    kernels::random<T>(x.device())->dropout(mask.key, mask.counter, x.numel(), mask.threshold, mask.scale, x.data<T>(), y.mutable_data<T>());
   });
   return y;
 }

@@ -25,8 +25,8 @@ Tensor unary_gradient(Unary op, const Tensor& x, const Tensor& y, const Tensor& 
   with_float("backward", dy.dtype(), [&](auto zero) {
     using T = decltype(zero);
     kernels::elementwise<T>(dy.device())
-        .unary_backward(op, dy.numel(), x.defined() ? x.data<T>() : nullptr, y.defined() ? y.data<T>() : nullptr, dy.data<T>(), dx.mutable_data<T>(),
-                        p);
+        ->unary_backward(op, dy.numel(), x.defined() ? x.data<T>() : nullptr, y.defined() ? y.data<T>() : nullptr, dy.data<T>(), dx.mutable_data<T>(),
+                         p);
   });
   return dx;
 }
@@ -35,7 +35,7 @@ Tensor unary(const char* name, Unary op, const Tensor& x, double p = 0) {
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   const auto run = [&](auto zero) {
     using T = decltype(zero);
-    kernels::elementwise<T>(x.device()).unary(op, x.numel(), x.data<T>(), y.mutable_data<T>(), p);
+    kernels::elementwise<T>(x.device())->unary(op, x.numel(), x.data<T>(), y.mutable_data<T>(), p);
   };
   if (takes_integers(op) && !is_float(x.dtype())) {
     if (x.dtype() == DType::u8 && op == Unary::neg) fail(name, "expected a signed dtype, got {}; cast() it first", x.dtype());
@@ -106,7 +106,7 @@ Tensor binary(Binary op, const Tensor& a, const Tensor& b) {
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     kernels::elementwise<T>(a.device())
-        .binary(op, ops::broadcast_space(shape, {a.shape(), b.shape()}), a.data<T>(), b.data<T>(), y.mutable_data<T>());
+        ->binary(op, ops::broadcast_space(shape, {a.shape(), b.shape()}), a.data<T>(), b.data<T>(), y.mutable_data<T>());
   };
   if (rule.integers)
     with_type(a.dtype(), run);
@@ -143,7 +143,10 @@ Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
 
 Tensor operator+(const Tensor& a, double b) { return unary("add", Unary::add_scalar, a, b); }
 Tensor operator+(double a, const Tensor& b) { return b + a; }
-Tensor operator-(const Tensor& a, double b) { return unary("sub", Unary::add_scalar, a, -b); }
+Tensor operator-(const Tensor& a, double b) {
+  if (a.dtype() == DType::u8) return sub(a, ops::scalar_like("sub", a, b));  // -b is no value of u8
+  return unary("sub", Unary::add_scalar, a, -b);
+}
 Tensor operator-(double a, const Tensor& b) { return unary("sub", Unary::rsub_scalar, b, a); }
 Tensor operator*(const Tensor& a, double b) { return unary("mul", Unary::mul_scalar, a, b); }
 Tensor operator*(double a, const Tensor& b) { return b * a; }

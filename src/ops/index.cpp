@@ -41,7 +41,7 @@ Tensor index_select(const Tensor& x, int axis, const Tensor& index) {
     const char* source = static_cast<const char*>(x.raw_data());
     char* target = static_cast<char*>(y.mutable_raw_data());
     for (int64_t o = 0; o < blocks.outer; ++o)
-      kernels::move(x.device()).gather_rows(count, row, source + o * blocks.axis * row, index.data<int64_t>(), target + o * count * row);
+      kernels::move(x.device())->gather_rows(count, row, source + o * blocks.axis * row, index.data<int64_t>(), target + o * count * row);
   }
   if (!autograd::recording({x})) return y;
 
@@ -53,8 +53,8 @@ Tensor index_select(const Tensor& x, int axis, const Tensor& index) {
       T* target = dx.mutable_data<T>();
       for (int64_t o = 0; o < blocks.outer; ++o)
         kernels::index<T>(dy.device())
-            .scatter_add_rows(count, blocks.inner, dy.data<T>() + o * count * blocks.inner, b.saved(0).template data<int64_t>(), blocks.axis,
-                              target + o * blocks.axis * blocks.inner);
+            ->scatter_add_rows(count, blocks.inner, dy.data<T>() + o * count * blocks.inner, b.saved(0).template data<int64_t>(), blocks.axis,
+                               target + o * blocks.axis * blocks.inner);
     });
     b.give(0, dx);
   });
@@ -75,7 +75,7 @@ Tensor gather(const Tensor& x, int axis, const Tensor& index) {
   if (y.numel() > 0)
     with_type(x.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      kernels::index<T>(x.device()).gather(blocks.outer, blocks.axis, count, blocks.inner, x.data<T>(), index.data<int64_t>(), y.mutable_data<T>());
+      kernels::index<T>(x.device())->gather(blocks.outer, blocks.axis, count, blocks.inner, x.data<T>(), index.data<int64_t>(), y.mutable_data<T>());
     });
   if (!autograd::recording({x})) return y;
 
@@ -85,7 +85,7 @@ Tensor gather(const Tensor& x, int axis, const Tensor& index) {
     with_float("gather", dy.dtype(), [&](auto zero) {
       using T = decltype(zero);
       kernels::index<T>(dy.device())
-          .scatter_add(blocks.outer, blocks.axis, count, blocks.inner, dy.data<T>(), b.saved(0).template data<int64_t>(), dx.mutable_data<T>());
+          ->scatter_add(blocks.outer, blocks.axis, count, blocks.inner, dy.data<T>(), b.saved(0).template data<int64_t>(), dx.mutable_data<T>());
     });
     b.give(0, dx);
   });
@@ -99,7 +99,7 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding) {
   Tensor y = Tensor::empty(ids.shape().insert(ids.rank(), width), table.dtype(), table.device());
   if (y.numel() > 0)
     kernels::move(table.device())
-        .gather_rows(ids.numel(), width * static_cast<int64_t>(size_of(table.dtype())), table.raw_data(), ids.data<int64_t>(), y.mutable_raw_data());
+        ->gather_rows(ids.numel(), width * static_cast<int64_t>(size_of(table.dtype())), table.raw_data(), ids.data<int64_t>(), y.mutable_raw_data());
   if (!autograd::recording({table})) return y;
 
   return autograd::record("embedding", {table}, y, autograd::save({ids}), [padding, rows, width](Backward& b) {
@@ -109,8 +109,8 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding) {
     with_float("embedding", dy.dtype(), [&](auto zero) {
       using T = decltype(zero);
       T* target = dtable.mutable_data<T>();
-      kernels::index<T>(dy.device()).scatter_add_rows(ids.numel(), width, dy.data<T>(), ids.data<int64_t>(), rows, target);
-      if (padding >= 0) kernels::move(dy.device()).fill(dy.dtype(), width, 0.0, target + padding * width);
+      kernels::index<T>(dy.device())->scatter_add_rows(ids.numel(), width, dy.data<T>(), ids.data<int64_t>(), rows, target);
+      if (padding >= 0) kernels::move(dy.device())->fill(dy.dtype(), width, 0.0, target + padding * width);
     });
     b.give(0, dtable);
   });

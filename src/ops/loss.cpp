@@ -75,8 +75,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels, CrossEntropyOpt
     with_float("cross_entropy", logits.dtype(), [&](auto zero) {
       using T = decltype(zero);
       kernels::softmax<T>(logits.device())
-          .cross_entropy(rows, classes, logits.data<T>(), labels.data<int64_t>(), options.ignore_index, smoothing, losses.mutable_data<T>(),
-                         lse.mutable_data<T>());
+          ->cross_entropy(rows, classes, logits.data<T>(), labels.data<int64_t>(), options.ignore_index, smoothing, losses.mutable_data<T>(),
+                          lse.mutable_data<T>());
     });
   return autograd::record("cross_entropy", {logits}, reduced(losses, options.reduction, counted), autograd::save({logits, labels, lse}),
                           [options, counted](autograd::Backward& b) {
@@ -87,9 +87,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels, CrossEntropyOpt
                             with_float("cross_entropy", scores.dtype(), [&](auto zero) {
                               using T = decltype(zero);
                               kernels::softmax<T>(scores.device())
-                                  .cross_entropy_backward(classes_of.numel(), scores.size(-1), scores.data<T>(), b.saved(2).data<T>(),
-                                                          classes_of.data<int64_t>(), options.ignore_index, options.label_smoothing,
-                                                          dlosses.data<T>(), dlogits.mutable_data<T>());
+                                  ->cross_entropy_backward(classes_of.numel(), scores.size(-1), scores.data<T>(), b.saved(2).data<T>(),
+                                                           classes_of.data<int64_t>(), options.ignore_index, options.label_smoothing,
+                                                           dlosses.data<T>(), dlogits.mutable_data<T>());
                             });
                             b.give(0, std::move(dlogits));
                           });
@@ -137,7 +137,7 @@ Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
     else
       with_float("mse_loss", x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const double sum = kernels::reduce<T>(x.device()).sum_of_squares(x.numel(), difference.data<T>());
+        const double sum = kernels::reduce<T>(x.device())->sum_of_squares(x.numel(), difference.data<T>());
         y = Tensor::scalar(sum / divisor(reduction, x.numel()), x.dtype(), x.device());
       });
   }

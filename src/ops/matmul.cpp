@@ -86,22 +86,22 @@ class Product {
     const kernels::Matrix<T> a{a_.data + offset[0], a_.ld, a_.transposed}, b{b_.data + offset[1], b_.ld, b_.transposed};
     T* c = c_ + offset[2];
     if (space_.rank == 0) {
-      kernels_.gemm(m_, n_, k_, a, b, first ? T(0) : T(1), c, ldc_);
+      kernels_->gemm(m_, n_, k_, a, b, first ? T(0) : T(1), c, ldc_);
       return;
     }
     const size_t axis = static_cast<size_t>(space_.rank) - 1;
     const int64_t count = space_.sizes[axis], stride_a = space_.strides[0][axis], stride_b = space_.strides[1][axis],
                   stride_c = space_.strides[2][axis];
     if (stride_c != 0) {
-      kernels_.gemm_batched(count, m_, n_, k_, a, stride_a, b, stride_b, first ? T(0) : T(1), c, ldc_, stride_c);
+      kernels_->gemm_batched(count, m_, n_, k_, a, stride_a, b, stride_b, first ? T(0) : T(1), c, ldc_, stride_c);
       return;
     }
     for (int64_t i = 0; i < count; ++i)
-      kernels_.gemm(m_, n_, k_, {a.data + i * stride_a, a.ld, a.transposed}, {b.data + i * stride_b, b.ld, b.transposed},
-                    first && i == 0 ? T(0) : T(1), c, ldc_);
+      kernels_->gemm(m_, n_, k_, {a.data + i * stride_a, a.ld, a.transposed}, {b.data + i * stride_b, b.ld, b.transposed},
+                     first && i == 0 ? T(0) : T(1), c, ldc_);
   }
 
-  const kernels::GemmKernels<T>& kernels_;
+  kernels::Timed<kernels::GemmKernels<T>> kernels_;
   int64_t m_, n_, k_;
   kernels::Broadcast space_;
   kernels::Matrix<T> a_, b_;
@@ -171,8 +171,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   with_float("linear", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     kernels::gemm<T>(x.device())
-        .gemm(rows, out, in, {x.data<T>(), leading(in)}, {weight.data<T>(), leading(in), true}, T(0), y.mutable_data<T>(), leading(out),
-              bias.defined() ? bias.data<T>() : nullptr);
+        ->gemm(rows, out, in, {x.data<T>(), leading(in)}, {weight.data<T>(), leading(in), true}, T(0), y.mutable_data<T>(), leading(out),
+               bias.defined() ? bias.data<T>() : nullptr);
   });
   if (!autograd::recording({x, weight, bias})) return y;
 
@@ -186,12 +186,12 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
           if (b.needs(0)) {  // dx = dy W
             Tensor dx = Tensor::empty(x_shape, dy.dtype(), dy.device());
             kernels::gemm<T>(dy.device())
-                .gemm(rows, in, out, {dy.data<T>(), leading(out)}, {b.saved(1).data<T>(), leading(in)}, T(0), dx.mutable_data<T>(), leading(in));
+                ->gemm(rows, in, out, {dy.data<T>(), leading(out)}, {b.saved(1).data<T>(), leading(in)}, T(0), dx.mutable_data<T>(), leading(in));
             b.give(0, std::move(dx));
           }
           if (b.needs(2)) {  // db = column sums of dy
             Tensor db = Tensor::empty({out}, dy.dtype(), dy.device());
-            kernels::reduce<T>(dy.device()).reduce(kernels::Reduction::sum, 1, rows, out, dy.data<T>(), db.mutable_data<T>());
+            kernels::reduce<T>(dy.device())->reduce(kernels::Reduction::sum, 1, rows, out, dy.data<T>(), db.mutable_data<T>());
             b.give(2, std::move(db));
           }
         });

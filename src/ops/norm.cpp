@@ -75,8 +75,8 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
   with_float("layer_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     kernels::norm<T>(x.device())
-        .row_forward(rows, x.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias), y.mutable_data<T>(), mean.mutable_data<T>(),
-                     rstd.mutable_data<T>());
+        ->row_forward(rows, x.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias), y.mutable_data<T>(), mean.mutable_data<T>(),
+                      rstd.mutable_data<T>());
   });
   return autograd::record("layer_norm", {x, gain, bias}, y, autograd::save({x, gain, mean, rstd}), [rows, normalized_shape](autograd::Backward& b) {
     const Tensor& input = b.saved(0);
@@ -84,8 +84,8 @@ Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& 
     with_float("layer_norm", input.dtype(), [&](auto zero) {
       using T = decltype(zero);
       kernels::norm<T>(input.device())
-          .row_backward(rows, input.data<T>(), data_or_null<T>(b.saved(1)), b.saved(2).data<T>(), b.saved(3).data<T>(), b.dy().data<T>(),
-                        mutable_data_or_null<T>(grads.dx), mutable_data_or_null<T>(grads.dgain), mutable_data_or_null<T>(grads.dbias));
+          ->row_backward(rows, input.data<T>(), data_or_null<T>(b.saved(1)), b.saved(2).data<T>(), b.saved(3).data<T>(), b.dy().data<T>(),
+                         mutable_data_or_null<T>(grads.dx), mutable_data_or_null<T>(grads.dgain), mutable_data_or_null<T>(grads.dbias));
     });
     grads.give(b);
   });
@@ -99,7 +99,7 @@ template <class T>
 void update_running_statistics(const kernels::ChannelNorm& spec, const Tensor& mean, const Tensor& var, Tensor& running_mean, Tensor& running_var,
                                Tensor& batches_tracked, const BatchNormOptions& options) {
   const auto& reduce = kernels::reduce<T>(mean.device());
-  if (!reduce.all_finite(spec.channels, mean.data<T>()) || !reduce.all_finite(spec.channels, var.data<T>())) return;
+  if (!reduce->all_finite(spec.channels, mean.data<T>()) || !reduce->all_finite(spec.channels, var.data<T>())) return;
   double momentum = options.momentum;
   if (batches_tracked.defined()) {
     const int64_t count = ++*batches_tracked.mutable_data<int64_t>();
@@ -164,10 +164,10 @@ Tensor batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tenso
     Tensor shift;  // what the mean's rounding lost
     if (!given && values > 0) {
       shift = Tensor::empty(channels, x.dtype(), x.device());
-      norm.channel_statistics(spec, x.data<T>(), mean.mutable_data<T>(), shift.mutable_data<T>(), var.mutable_data<T>());
+      norm->channel_statistics(spec, x.data<T>(), mean.mutable_data<T>(), shift.mutable_data<T>(), var.mutable_data<T>());
     }
-    norm.channel_forward(spec, x.data<T>(), mean.data<T>(), data_or_null<T>(shift), var.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias),
-                         y.mutable_data<T>(), rstd.mutable_data<T>());
+    norm->channel_forward(spec, x.data<T>(), mean.data<T>(), data_or_null<T>(shift), var.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias),
+                          y.mutable_data<T>(), rstd.mutable_data<T>());
     if (options.training && running_mean.defined() && values > 0)
       update_running_statistics<T>(spec, mean, var, running_mean, running_var, batches_tracked, options);
   });
@@ -177,8 +177,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tenso
     with_float("batch_norm", input.dtype(), [&](auto zero) {
       using T = decltype(zero);
       kernels::norm<T>(input.device())
-          .channel_backward(spec, given, input.data<T>(), data_or_null<T>(b.saved(1)), b.saved(2).data<T>(), b.saved(3).data<T>(), b.dy().data<T>(),
-                            mutable_data_or_null<T>(grads.dx), mutable_data_or_null<T>(grads.dgain), mutable_data_or_null<T>(grads.dbias));
+          ->channel_backward(spec, given, input.data<T>(), data_or_null<T>(b.saved(1)), b.saved(2).data<T>(), b.saved(3).data<T>(), b.dy().data<T>(),
+                             mutable_data_or_null<T>(grads.dx), mutable_data_or_null<T>(grads.dgain), mutable_data_or_null<T>(grads.dbias));
     });
     grads.give(b);
   });

@@ -68,7 +68,7 @@ Tensor reduce_values(const char* op, Reduction reduction, const Tensor& x, const
     Tensor next = Tensor::empty(shape, x.dtype(), x.device());
     with_float(op, x.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      kernels::reduce<T>(x.device()).reduce(reduction, outer, axis, inner, y.data<T>(), next.mutable_data<T>());
+      kernels::reduce<T>(x.device())->reduce(reduction, outer, axis, inner, y.data<T>(), next.mutable_data<T>());
     });
     y = next;
   }
@@ -104,7 +104,7 @@ Tensor arg_extreme(const char* op, bool largest, const Tensor& x, int axis, bool
   with_float(op, x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     if (y.numel() > 0)
-      kernels::reduce<T>(x.device()).arg_reduce(largest, blocks.outer, blocks.axis, blocks.inner, x.data<T>(), y.mutable_data<int64_t>());
+      kernels::reduce<T>(x.device())->arg_reduce(largest, blocks.outer, blocks.axis, blocks.inner, x.data<T>(), y.mutable_data<int64_t>());
   });
   return y;
 }
@@ -191,7 +191,7 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
 bool all_finite(const Tensor& x) {
   return with_float("all_finite", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    return kernels::reduce<T>(x.device()).all_finite(x.numel(), x.data<T>());
+    return kernels::reduce<T>(x.device())->all_finite(x.numel(), x.data<T>());
   });
 }
 

@@ -24,9 +24,9 @@ void copy_part(Tensor& x, Tensor& part, int axis, int64_t begin, bool into) {
   const int64_t offset = begin * whole.inner * static_cast<int64_t>(size_of(x.dtype()));
   const auto& move = kernels::move(x.device());
   if (into)
-    move.copy_2d(piece.outer, width, part.raw_data(), width, static_cast<char*>(x.mutable_raw_data()) + offset, pitch);
+    move->copy_2d(piece.outer, width, part.raw_data(), width, static_cast<char*>(x.mutable_raw_data()) + offset, pitch);
   else
-    move.copy_2d(piece.outer, width, static_cast<const char*>(x.raw_data()) + offset, pitch, part.mutable_raw_data(), width);
+    move->copy_2d(piece.outer, width, static_cast<const char*>(x.raw_data()) + offset, pitch, part.mutable_raw_data(), width);
 }
 
 /// A slice without history: a view along axis 0, else a copy.
@@ -110,7 +110,7 @@ Tensor permute(const Tensor& x, const std::vector<int>& axes) {
   }
   const Shape shape(std::span<const int64_t>(sizes.data(), rank));
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
-  kernels::move(x.device()).strided_copy(size_of(x.dtype()), ops::merge_axes(shape, {source}), x.raw_data(), y.mutable_raw_data());
+  kernels::move(x.device())->strided_copy(size_of(x.dtype()), ops::merge_axes(shape, {source}), x.raw_data(), y.mutable_raw_data());
   if (!autograd::recording({x})) return y;
   return autograd::record("permute", {x}, y, {}, [inverse](Backward& b) { b.give(0, permute(b.dy(), inverse)); });
 }
@@ -125,7 +125,7 @@ Tensor transpose(const Tensor& x, int a, int b) {
 Tensor expand(const Tensor& x, const Shape& shape) {
   if (!ops::broadcasts_to(x.shape(), shape)) fail("expand", "{} does not broadcast to {}", x.shape(), shape);
   Tensor y = Tensor::empty(shape, x.dtype(), x.device());
-  kernels::move(x.device()).strided_copy(size_of(x.dtype()), ops::broadcast_space(shape, {x.shape()}), x.raw_data(), y.mutable_raw_data());
+  kernels::move(x.device())->strided_copy(size_of(x.dtype()), ops::broadcast_space(shape, {x.shape()}), x.raw_data(), y.mutable_raw_data());
   if (!autograd::recording({x})) return y;
   return autograd::record("expand", {x}, y, {}, [from = x.shape()](Backward& b) { b.give(0, sum_to(b.dy(), from)); });
 }

@@ -24,14 +24,14 @@ Tensor softmax_forward(const char* op, bool log, const Tensor& x, int axis) {
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   with_float(op, x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    kernels::softmax<T>(x.device()).softmax(log, at.outer, at.count, at.inner, x.data<T>(), y.mutable_data<T>());
+    kernels::softmax<T>(x.device())->softmax(log, at.outer, at.count, at.inner, x.data<T>(), y.mutable_data<T>());
   });
   return autograd::record(op, {x}, y, autograd::save({y}), [op, log, at](autograd::Backward& b) {
     const Tensor& out = b.saved(0);
     Tensor dx = Tensor::empty(out.shape(), out.dtype(), out.device());
     with_float(op, out.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      kernels::softmax<T>(out.device()).softmax_backward(log, at.outer, at.count, at.inner, out.data<T>(), b.dy().data<T>(), dx.mutable_data<T>());
+      kernels::softmax<T>(out.device())->softmax_backward(log, at.outer, at.count, at.inner, out.data<T>(), b.dy().data<T>(), dx.mutable_data<T>());
     });
     b.give(0, std::move(dx));
   });

@@ -41,9 +41,9 @@ bool Adam::step() {
       const auto& optimizer = kernels::optimizer<T>(p.device());
       T *const values = p.mutable_data<T>(), *const m = m_[i].mutable_data<T>(), *const v = v_[i].mutable_data<T>();
       if (gradient->dense.defined())
-        optimizer.adam(&state, spec, p.numel(), values, gradient->dense.data<T>(), m, v);
+        optimizer->adam(&state, spec, p.numel(), values, gradient->dense.data<T>(), m, v);
       else
-        optimizer.adam(&state, spec, rank_update<T>(*gradient, p.shape()), values, m, v);
+        optimizer->adam(&state, spec, rank_update<T>(*gradient, p.shape()), values, m, v);
     });
   }
   return true;

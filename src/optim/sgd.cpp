@@ -35,9 +35,9 @@ bool SGD::step() {
       T* velocity = with_momentum ? velocity_[i].mutable_data<T>() : nullptr;
       const auto& optimizer = kernels::optimizer<T>(p.device());
       if (gradient->dense.defined())
-        optimizer.sgd(&state, spec, p.numel(), p.mutable_data<T>(), gradient->dense.data<T>(), velocity);
+        optimizer->sgd(&state, spec, p.numel(), p.mutable_data<T>(), gradient->dense.data<T>(), velocity);
       else
-        optimizer.sgd(&state, spec, rank_update<T>(*gradient, p.shape()), p.mutable_data<T>(), velocity);
+        optimizer->sgd(&state, spec, rank_update<T>(*gradient, p.shape()), p.mutable_data<T>(), velocity);
     });
   }
   return true;

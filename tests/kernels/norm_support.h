@@ -18,11 +18,11 @@ inline constexpr double six_digits = 2e-6;            // values written with six
 
 inline size_t index(int64_t i) { return static_cast<size_t>(i); }
 
-inline const NormKernels<float>& f32() { return norm<float>(Device::cpu()); }
-inline const NormKernels<double>& f64() { return norm<double>(Device::cpu()); }
+inline const NormKernels<float>& f32() { return CpuBackend::norm<float>(); }
+inline const NormKernels<double>& f64() { return CpuBackend::norm<double>(); }
 template <class T>
 const NormKernels<T>& kernels_of() {
-  return norm<T>(Device::cpu());
+  return CpuBackend::norm<T>();
 }
 
 template <class T>

@@ -15,7 +15,7 @@ constexpr double written = 1e-6;  // worked values have six digits or so
 
 template <class T>
 const OptimizerKernels<T>& kernels_of() {
-  return optimizer<T>(Device::cpu());
+  return CpuBackend::optimizer<T>();
 }
 
 // One parameter through a sequence of gradients, in double.

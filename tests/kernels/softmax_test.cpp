@@ -21,7 +21,7 @@ constexpr int64_t none = -1;  // no label is ignored
 size_t index(int64_t i) { return static_cast<size_t>(i); }
 template <class T>
 const SoftmaxKernels<T>& kernels_of() {
-  return kernels::softmax<T>(Device::cpu());
+  return kernels::CpuBackend::softmax<T>();
 }
 
 std::vector<double> reference(bool log, int64_t outer, int64_t axis, int64_t inner, const std::vector<double>& x) {

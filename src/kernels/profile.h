@@ -1,0 +1,34 @@
+#pragma once
+// Times kernel calls for core/profile.h: the accessors of kernels.h return a Timed, which lives as long as the expression that calls the kernel.
+
+#include <atomic>
+#include <cstdint>
+
+namespace lamina::kernels {
+
+enum class Family { gemm, elementwise, reduce, index, norm, softmax, random, optimizer, move };
+constexpr int family_count = 9;
+
+extern std::atomic<bool> profiling;
+int64_t profile_clock();  // nanoseconds
+void add_to_profile(Family family, int64_t nanoseconds);
+
+template <class Kernels>
+class Timed {
+ public:
+  Timed(const Kernels& kernels, Family family)
+      : kernels_(kernels), family_(family), start_(profiling.load(std::memory_order_relaxed) ? profile_clock() : 0) {}
+  ~Timed() {
+    if (start_ != 0) add_to_profile(family_, profile_clock() - start_);
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+  const Kernels* operator->() const { return &kernels_; }
+
+ private:
+  const Kernels& kernels_;
+  Family family_;
+  int64_t start_;
+};
+
+}  // namespace lamina::kernels
