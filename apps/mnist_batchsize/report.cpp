@@ -21,8 +21,11 @@ std::string quoted(const std::string& text) {
 }
 
 fs::path plot_script() {
-  for (const char* candidate : {LAMINA_SOURCE_SCRIPTS "/plot.py", LAMINA_INSTALL_DATA "/plot.py"}) {
-    std::error_code ignored;
+  std::error_code ignored;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+  for (const fs::path& folder :
+       {fs::path(LAMINA_SOURCE_SCRIPTS), fs::path(LAMINA_INSTALL_DATA), program.parent_path().parent_path() / "share/lamina"}) {
+    const fs::path candidate = folder / "plot.py";
     if (fs::exists(candidate, ignored)) return candidate;
   }
   return {};

@@ -12,7 +12,7 @@ constexpr int64_t long_axis = 10;
 template <class T>
 std::string element(T value) {
   if constexpr (std::is_floating_point_v<T>)
-    return fmt::format("{:.6g}", value);
+    return value == value ? fmt::format("{:.6g}", value) : "nan";  // without the sign that x86 gives its NaNs
   else
     return fmt::format("{}", value);
 }

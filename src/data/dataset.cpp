@@ -1,5 +1,7 @@
 #include <lamina/data/dataset.h>
 
+#include <zlib.h>
+
 #include <algorithm>
 
 #include "core/format.h"
@@ -34,6 +36,13 @@ void check(const Dataset& dataset) {
     fail_input("dataset", "labels: expected i64 [N], got {} {}", labels.dtype(), labels.shape());
   if (images.size(0) != labels.size(0)) fail_input("dataset", "expected as many images as labels, got {} and {}", images.size(0), labels.size(0));
   if (labels.size(0) == 0) fail_input("dataset", "expected at least one example, got none");
+}
+
+uint32_t checksum(const Dataset& dataset) {
+  uLong crc = 0;
+  for (const Tensor* tensor : {&dataset.images, &dataset.labels})
+    crc = crc32_z(crc, static_cast<const Bytef*>(tensor->raw_data()), static_cast<size_t>(tensor->nbytes()));
+  return static_cast<uint32_t>(crc);
 }
 
 }  // namespace lamina::data

@@ -242,6 +242,11 @@ Loader::Loader(Dataset dataset, const LoaderOptions& options) : dataset_(std::mo
   num_batches_ = options.drop_last ? count / size : count / size + (count % size != 0 ? 1 : 0);
 }
 
+uint32_t Loader::data_checksum() const {
+  if (!checksum_) checksum_ = checksum(dataset_);
+  return *checksum_;
+}
+
 void Loader::set_epoch(int64_t epoch) {
   if (epoch < 0) fail("loader", "epoch: expected at least 0, got {}", epoch);
   epoch_ = epoch;

@@ -61,7 +61,7 @@ std::string utc_now() {
 // Doubles as text that reads back exactly and is as short as possible.
 std::string exact(double value) {
   char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+  return {text, std::to_chars(text, text + sizeof text, std::isnan(value) ? std::abs(value) : value).ptr};
 }
 
 std::string csv_row(const MetricRow& row) {
@@ -99,7 +99,8 @@ std::string to_json(const Config& config) { return dump(as_json(config)); }
 
 std::string git_revision() {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(
-      ::popen("git -C '" LAMINA_SOURCE_DIR "' describe --always --abbrev=12 --exclude='*' --dirty=+dirty 2>/dev/null", "re"), ::pclose);
+      ::popen("git --no-optional-locks -C '" LAMINA_SOURCE_DIR "' describe --always --abbrev=12 --exclude='*' --dirty=+dirty 2>/dev/null", "re"),
+      ::pclose);
   std::array<char, 64> text{};
   if (!pipe || !std::fgets(text.data(), text.size(), pipe.get())) return "unknown";
   const std::string revision(text.data());

@@ -40,6 +40,7 @@ void each_number(State& state, Visit&& visit) {
 Metadata describe(const data::Loader& batches) {
   const data::LoaderOptions& options = batches.options();
   return {{"data.examples", to_text(batches.dataset().size())},
+          {"data.examples_crc32", fmt::format("{:08x}", batches.data_checksum())},
           {"data.batch_size", to_text(options.batch_size)},
           {"data.shuffle", options.shuffle ? "true" : "false"},
           {"data.shuffle_seed", to_text(options.shuffle_seed)},

@@ -123,7 +123,7 @@ double Trainer::train_step(const data::Batch& batch) {
     fail("train", "step {} (epoch {}): {}; first not finite: {}; lower the learning rate (now {:g}) or clip the gradients", state_.step + 1,
          state_.epoch + 1, what, first_non_finite(model_, batch, options_.device), optimizer_.lr());
   };
-  if (!std::isfinite(value)) stop_here(fmt::format("the loss is {}", value).c_str());
+  if (!std::isfinite(value)) stop_here(fmt::format("the loss is {}", std::isnan(value) ? std::abs(value) : value).c_str());
   loss.backward();
   if (options_.clip_norm > 0) optim::clip_grad_norm(parameters_, options_.clip_norm);
   if (!optimizer_.step()) stop_here(fmt::format("the loss is {:.4g}, but a gradient is not finite", value).c_str());

@@ -216,6 +216,8 @@ TEST_CASE("there is no implicit promotion", "[ops][elementwise]") {
   CHECK_THROWS_WITH(i + 0.5, contains("[add] 0.5 is not a value of i64; cast() the tensor first"));
   CHECK_THROWS_WITH(lt(i, 0.5), contains("[lt] 0.5 is not a value of i64"));
   CHECK_THROWS_WITH(Tensor::ones({2}, DType::u8) + 300.0, contains("300 is not a value of u8"));
+  CHECK((Tensor::from(std::vector<uint8_t>{7, 5, 9}, {3}) - 5.0).to_vector<uint8_t>() == std::vector<uint8_t>{2, 0, 4});
+  CHECK_THROWS_WITH(Tensor::ones({2}, DType::u8) - -1.0, contains("-1 is not a value of u8"));
   CHECK_THROWS_AS(f + Tensor(), Error);
 }
 

@@ -112,6 +112,7 @@ TEST_CASE("a checkpoint of other batches or splits is refused, and another threa
   CHECK_THROWS_WITH(resume(small_data(53, 1), {.batch_size = 4, .shuffle_seed = 5}), contains("data.batch_size is 8 there, 4 here"));
   CHECK_THROWS_WITH(resume(small_data(53, 1), {.batch_size = 8, .shuffle_seed = 6}), contains("data.shuffle_seed is 5 there, 6 here"));
   CHECK_THROWS_WITH(resume(small_data(50, 1), {.batch_size = 8, .shuffle_seed = 5}), contains("data.examples is 53 there, 50 here"));
+  CHECK_THROWS_WITH(resume(small_data(53, 4), {.batch_size = 8, .shuffle_seed = 5}), contains("data.examples_crc32 is "));
   CHECK_THROWS_WITH(resume(small_data(53, 1), {.batch_size = 8, .shuffle_seed = 5}, false), contains("train.splits is validation,test there"));
   const int threads = num_threads();
   set_num_threads(threads + 1);

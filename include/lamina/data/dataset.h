@@ -1,6 +1,7 @@
 #pragma once
 // Data sets that fit in memory: MNIST, and whatever comes in the same files.
 
+#include <cstdint>
 #include <filesystem>
 #include <string_view>
 
@@ -23,6 +24,9 @@ struct Dataset {
 /// Throws InputError unless images are u8, f32 or f64 [N, ...], labels i64 [N], and N >= 1.
 void check(const Dataset& dataset);
 
+/// CRC-32 over the images' and then the labels' bytes: whether two data sets of the same shape are the same.
+uint32_t checksum(const Dataset& dataset);
+
 /// The MNIST files hold 60,000 training and 10,000 test images. The first 5,000 training images are `validation` and the others are `train`;
 /// `train_full` is both.
 enum class Split { train, validation, train_full, test };
@@ -36,7 +40,8 @@ inline constexpr int64_t validation_size = 5000;
 Dataset mnist(const std::filesystem::path& dir, Split split);
 
 /// The directory "mnist" (or "fashion") of the data directory: $LAMINA_DATA if that is set, else data/ in lamina's source tree, else
-/// share/lamina under the install prefix. Throws InputError naming the places looked at when there is none.
+/// share/lamina under the install prefix, else share/lamina beside the folder of the running program. Throws InputError naming the places looked at
+/// when there is none.
 std::filesystem::path mnist_dir(std::string_view name = "mnist");
 
 }  // namespace lamina::data

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <optional>
 
 #include <lamina/data/dataset.h>
 
@@ -41,6 +42,8 @@ class Loader {
 
   const Dataset& dataset() const { return dataset_; }
   const LoaderOptions& options() const { return options_; }
+  /// checksum(dataset()), computed when first asked for.
+  uint32_t data_checksum() const;
   int64_t num_batches() const { return num_batches_; }
 
   /// The epoch that the next begin() runs; 0 at first, one more after each begin().
@@ -56,6 +59,7 @@ class Loader {
  private:
   Dataset dataset_;
   LoaderOptions options_;
+  mutable std::optional<uint32_t> checksum_;
   int64_t num_batches_ = 0, epoch_ = 0, first_batch_ = 0;
 };
 

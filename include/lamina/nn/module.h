@@ -55,7 +55,6 @@ class Parameter {
   bool frozen() const { return !tensor_.requires_grad(); }
 
   const Init& init() const { return init_; }
-  void set_init(Init init) { init_ = std::move(init); }
   /// Draws the value; normally called through Module::init.
   void draw(Rng rng);
   /// Writes a value (same shape; dtype converted between f32 and f64, devices crossed) and makes the parameter ready.
@@ -150,6 +149,8 @@ class Module {
   virtual void members(Visitor& v) = 0;
   /// One line for summaries and errors, e.g. "Linear(784 -> 1000)".
   virtual std::string describe() const { return "Module"; }
+  /// Called by init() when all parameters are drawn: for a value that depends on another's (the g of a weight norm).
+  virtual void drawn() {}
 
   /// Draws every parameter from (seed, path), resets buffers and starts the streams. Returns the module, for chaining.
   Module& init(uint64_t seed);
