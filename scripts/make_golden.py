@@ -4,6 +4,7 @@
 Everything is computed in float64 (PyTorch's own float32 layer norm is off at large offsets), from inputs that float32 can hold, so that the values serve
 f32 and f64 tests alike. Needs PyTorch >= 1.13, e.g. Debian's python3-torch. Usage: scripts/make_golden.py [output folder]
 """
+import math
 import pathlib
 import sys
 
@@ -66,6 +67,95 @@ def batch_norm():
                     "running_mean": layer.running_mean, "running_var": layer.running_var}
             out |= {f"{i}.{step}.{name}": value.clone() for name, value in case.items()}
     return out, "batch_norm: steps 0, 1, 2 in training, step 3 in evaluation; running statistics after the step"
+
+
+def group_norm():
+    out = {}
+    cases = [((3, 8), 2, 0, 1, 1e-5), ((2, 6, 5), 3, 0, 1, 1e-3), ((4, 12, 7), 4, 1e4, 0.1, 1e-5), ((2, 4, 3, 2), 1, -3, 2, 1e-5), ((3, 5, 2, 3), 5, 0, 1, 1e-5)]
+    for i, (shape, groups, mean, std, eps) in enumerate(cases):
+        x, gain, bias = leaf(normal(*shape, mean=mean, std=std)), leaf(normal(shape[1])), leaf(normal(shape[1]))
+        dy = normal(*shape)
+        y = F.group_norm(x, groups, gain, bias, eps)
+        y.backward(dy)
+        case = {"x": x, "gain": gain, "bias": bias, "dy": dy, "y": y, "dx": x.grad, "dgain": gain.grad, "dbias": bias.grad, "eps": number(eps), "groups": number(groups)}
+        out |= {f"{i}.{name}": value for name, value in case.items()}
+    return out, "group_norm, gain and bias by channel"
+
+
+def instance_norm():
+    """Three batches in training, then one in evaluation; '<i>.<step>.*'."""
+    out = {}
+    for i, (shape, momentum, mean, eps) in enumerate([((4, 3, 6), 0.1, 0, 1e-5), ((2, 5, 3, 4), 0.3, 2, 1e-3), ((1, 2, 9), 0.5, 1e2, 1e-5)]):
+        kind = nn.InstanceNorm1d if len(shape) == 3 else nn.InstanceNorm2d
+        layer = kind(shape[1], eps=eps, momentum=momentum, affine=True, track_running_stats=True).double()
+        layer.weight.data, layer.bias.data = normal(shape[1]), normal(shape[1])
+        out |= {f"{i}.gain": layer.weight, f"{i}.bias": layer.bias, f"{i}.momentum": number(momentum), f"{i}.eps": number(eps)}
+        for step in range(4):
+            layer.train(step < 3)
+            layer.zero_grad()
+            x, dy = leaf(normal(*shape, mean=mean)), normal(*shape)
+            y = layer(x)
+            y.backward(dy)
+            case = {"x": x, "dy": dy, "y": y, "dx": x.grad, "dgain": layer.weight.grad, "dbias": layer.bias.grad,
+                    "running_mean": layer.running_mean, "running_var": layer.running_var}
+            out |= {f"{i}.{step}.{name}": value.clone() for name, value in case.items()}
+    return out, "instance_norm: steps 0, 1, 2 in training, step 3 in evaluation; running statistics after the step"
+
+
+class RMSNorm(nn.Module):
+    """Zhang & Sennrich 2019, eq. 4; PyTorch 1.13 has none. The part p of the entries is measured."""
+    def __init__(self, width, partial=1.0, eps=1e-5):
+        super().__init__()
+        self.weight, self.measured, self.eps = nn.Parameter(torch.ones(width)), math.ceil(width * partial), eps
+
+    def forward(self, x):
+        return x / (x[..., : self.measured].square().mean(-1, keepdim=True) + self.eps).sqrt() * self.weight
+
+
+def rms_norm():
+    out = {}
+    cases = [((3, 4), 1.0, 0, 1, 1e-5), ((5, 33), 0.0625, 0, 1, 1e-5), ((7, 127), 1.0, 1e4, 0.1, 1e-5), ((2, 3, 16), 0.3, -1, 2, 1e-3), ((4, 9), 1.0, 0, 1e-3, 1e-8)]
+    for i, (shape, partial, mean, std, eps) in enumerate(cases):
+        x, gain, bias = leaf(normal(*shape, mean=mean, std=std)), leaf(normal(shape[-1])), leaf(normal(shape[-1]))
+        dy = normal(*shape)
+        layer = RMSNorm(shape[-1], partial, eps)
+        y = x / (x[..., : layer.measured].square().mean(-1, keepdim=True) + eps).sqrt() * gain + bias
+        y.backward(dy)
+        case = {"x": x, "gain": gain, "bias": bias, "dy": dy, "y": y, "dx": x.grad, "dgain": gain.grad, "dbias": bias.grad, "eps": number(eps), "partial": number(partial)}
+        out |= {f"{i}.{name}": value for name, value in case.items()}
+    return out, "rms_norm over the last axis, in elementary operations"
+
+
+def weight_norm():
+    out = {}
+    for i, (shape, std) in enumerate([((2, 3), 1), ((5, 33), 0.1), ((4, 3, 5), 1), ((3, 2, 3, 3), 10)]):
+        layer = nn.Linear(1, 1).double()
+        layer.weight = nn.Parameter(normal(*shape, std=std))
+        nn.utils.weight_norm(layer)
+        layer.weight_g.data = normal(*layer.weight_g.shape)
+        dw = normal(*shape)
+        w = torch._weight_norm(layer.weight_v, layer.weight_g, 0)
+        w.backward(dw)
+        case = {"v": layer.weight_v, "g": layer.weight_g, "dw": dw, "w": w, "dv": layer.weight_v.grad, "dg": layer.weight_g.grad}
+        out |= {f"{i}.{name}": value for name, value in case.items()}
+    return out, "weight_norm, a norm for each entry of the first axis"
+
+
+class MeanBatchNorm(nn.Module):
+    """Salimans & Kingma 2016, section 4: subtracts the batch's mean, adds a bias; running mean as nn.BatchNorm1d keeps it."""
+    def __init__(self, width):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.register_buffer("running_mean", torch.zeros(width))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x):
+        if not self.training:
+            return x - self.running_mean + self.bias
+        mean = x.mean(0)
+        self.running_mean = 0.9 * self.running_mean + 0.1 * mean.detach()
+        self.num_batches_tracked += 1
+        return x - mean + self.bias
 
 
 def cross_entropy():
@@ -147,6 +237,11 @@ def optimizers():
     return out, "ten optimiser steps: <name>.a [10, 3, 4] and <name>.b [10, 5] after each step, on grad.a and grad.b"
 
 
+NORMS = {"none": lambda n: [], "layer": lambda n: [nn.LayerNorm(n)], "batch": lambda n: [nn.BatchNorm1d(n)], "meanbatch": lambda n: [MeanBatchNorm(n)],
+         "group:2": lambda n: [nn.GroupNorm(2, n)], "rms": lambda n: [RMSNorm(n)], "prms:0.2": lambda n: [RMSNorm(n, 0.2)], "weight": lambda n: [],
+         "weight+meanbatch": lambda n: [MeanBatchNorm(n)]}
+
+
 def mlp(norm):
     """Five Adam steps (lr 0.01) of {Linear -> norm -> ReLU} x 2 -> Linear; names as in the state dict of nn::MLP."""
     sizes, batch, steps = [10, 16, 12, 4], 9, 5
@@ -154,10 +249,12 @@ def mlp(norm):
     for i, (inputs, outputs) in enumerate(zip(sizes, sizes[1:])):
         layers.append(nn.Linear(inputs, outputs))
         if i + 2 < len(sizes):
-            layers += {"none": [], "layer": [nn.LayerNorm(outputs)], "batch": [nn.BatchNorm1d(outputs)]}[norm] + [nn.ReLU()]
+            layers += NORMS[norm](outputs) + [nn.ReLU()]
+            if norm.startswith("weight"):
+                nn.utils.weight_norm(layers[-2 if norm == "weight" else -3])
     model = nn.Sequential(*layers)
     for name, p in model.named_parameters():   # gains and biases other than 1 and 0, so that their order matters
-        if p.dim() == 1:
+        if p.dim() == 1 or name.endswith("weight_g"):
             p.data += 0.3 * torch.randn_like(p)
     model.double()
     x, labels = normal(steps, batch, sizes[0]), torch.randint(0, sizes[-1], (steps, batch))
@@ -197,8 +294,9 @@ def resume():
 
 def main():
     folder = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent / "tests" / "golden"
-    files = {"layer_norm": layer_norm, "batch_norm": batch_norm, "cross_entropy": cross_entropy, "softmax": softmax, "gelu": gelu, "optimizers": optimizers, "resume": resume}
-    files |= {f"mlp_{norm}": lambda norm=norm: mlp(norm) for norm in ("none", "layer", "batch")}
+    files = {"layer_norm": layer_norm, "batch_norm": batch_norm, "cross_entropy": cross_entropy, "softmax": softmax, "gelu": gelu, "optimizers": optimizers, "resume": resume,
+             "group_norm": group_norm, "instance_norm": instance_norm, "rms_norm": rms_norm, "weight_norm": weight_norm}
+    files |= {f"mlp_{norm.replace(':', '_')}": lambda norm=norm: mlp(norm) for norm in NORMS}
     for name, make in files.items():
         torch.manual_seed(SEED)   # each file on its own
         tensors, note = make()

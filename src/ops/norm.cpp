@@ -1,187 +1,187 @@
-#include <lamina/autograd/graph.h>
+// The normalisers of the row kernel: each is a specification of it.
+
+#include <lamina/ops/elementwise.h>
 #include <lamina/ops/norm.h>
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
 
-#include "core/format.h"
 #include "kernels/kernels.h"
+#include "ops/norm_support.h"
 
 namespace lamina {
 
+using namespace ops;
+
 namespace {
 
-/// An argument that goes with x: undefined, or of this shape and of x's dtype and device.
-void check_companion(const char* op, const char* name, const Tensor& value, const Shape& shape, const Tensor& x) {
-  if (!value.defined()) return;
-  if (value.shape() != shape) fail(op, "{}: expected {}, got {} (x is {})", name, shape, value.shape(), x.shape());
-  if (value.dtype() != x.dtype()) fail(op, "{}: expected {} as x, got {}", name, x.dtype(), value.dtype());
-  if (!(value.device() == x.device())) fail(op, "{}: expected it on {} as x, got {}", name, x.device(), value.device());
-}
+using kernels::RowNorm;
 
-void check_eps(const char* op, double eps) {
-  if (!(eps >= 0 && std::isfinite(eps))) fail(op, "eps: expected a number >= 0, got {}", eps);
-}
-
-template <class T>
-const T* data_or_null(const Tensor& tensor) {
-  return tensor.defined() ? tensor.data<T>() : nullptr;
-}
-template <class T>
-T* mutable_data_or_null(Tensor& tensor) {
-  return tensor.defined() ? tensor.mutable_data<T>() : nullptr;
-}
-
-/// The three gradients of a normaliser: buffers for those that are needed.
-struct Gradients {
-  Tensor dx, dgain, dbias;
-
-  Gradients(autograd::Backward& b, const Tensor& x, const Shape& affine) {
-    if (b.needs(0)) dx = Tensor::empty(x.shape(), x.dtype(), x.device());
-    if (b.needs(1)) dgain = Tensor::empty(affine, x.dtype(), x.device());
-    if (b.needs(2)) dbias = Tensor::empty(affine, x.dtype(), x.device());
-  }
-  void give(autograd::Backward& b) {
-    if (dx.defined()) b.give(0, std::move(dx));
-    if (dgain.defined()) b.give(1, std::move(dgain));
-    if (dbias.defined()) b.give(2, std::move(dbias));
-  }
+struct Rows {
+  Tensor y, mean, rstd;  // mean is undefined where rows are not centred
 };
 
-kernels::RowNorm layer_norm_rows(const Tensor& x, const Shape& normalized_shape, double eps) {
+Rows forward(const char* op, const RowNorm& spec, const Tensor& x, const Tensor& gain, const Tensor& bias) {
+  Rows rows{Tensor::empty(x.shape(), x.dtype(), x.device()), Tensor(), Tensor::empty({spec.rows}, x.dtype(), x.device())};
+  if (spec.centre) rows.mean = Tensor::empty({spec.rows}, x.dtype(), x.device());
+  with_float(op, x.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    kernels::norm<T>(x.device())
+        ->row_forward(spec, x.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias), rows.y.mutable_data<T>(), mutable_data_or_null<T>(rows.mean),
+                      rows.rstd.mutable_data<T>());
+  });
+  return rows;
+}
+
+/// The gradients from what was saved: x, gain, mean, rstd.
+NormGradients backward(const char* op, const RowNorm& spec, autograd::Backward& b, const Shape& affine, bool has_bias) {
+  const Tensor& x = b.saved(0);
+  NormGradients grads(b, x, affine, has_bias);
+  with_float(op, x.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    kernels::norm<T>(x.device())
+        ->row_backward(spec, x.data<T>(), data_or_null<T>(b.saved(1)), data_or_null<T>(b.saved(2)), b.saved(3).data<T>(), b.dy().data<T>(),
+                       mutable_data_or_null<T>(grads.dx), mutable_data_or_null<T>(grads.dgain), mutable_data_or_null<T>(grads.dbias));
+  });
+  return grads;
+}
+
+Tensor record(const char* op, const RowNorm& spec, const Tensor& x, const Tensor& gain, const Tensor& bias, const Shape& affine, const Rows& rows) {
+  return autograd::record(op, {x, gain, bias}, rows.y, autograd::save({x, gain, rows.mean, rows.rstd}),
+                          [op, spec, affine](autograd::Backward& b) { backward(op, spec, b, affine, true).give(b); });
+}
+
+/// Rows over the trailing axes, gain and bias by entry.
+RowNorm trailing_rows(const char* op, const Tensor& x, const Shape& normalized_shape, const Tensor& gain, const Tensor& bias, double eps) {
   const Shape& shape = x.shape();
-  if (!is_float(x.dtype())) fail_dtype("layer_norm", "f32 or f64", x.dtype());
-  if (normalized_shape.rank() == 0) fail("layer_norm", "normalized_shape: expected at least one axis, got [] (x is {})", shape);
+  if (!is_float(x.dtype())) fail_dtype(op, "f32 or f64", x.dtype());
+  if (normalized_shape.rank() == 0) fail(op, "normalized_shape: expected at least one axis, got [] (x is {})", shape);
   const int leading = shape.rank() - normalized_shape.rank();
   if (leading < 0 || !std::equal(normalized_shape.begin(), normalized_shape.end(), shape.begin() + leading))
-    fail("layer_norm", "x: expected a shape that ends in {}, got {}", normalized_shape, shape);
-  kernels::RowNorm rows{.rows = 1, .width = normalized_shape.numel(), .eps = eps};
-  for (int i = 0; i < leading; ++i) rows.rows *= shape[i];
-  if (rows.rows > 0 && rows.width == 0) fail("layer_norm", "x: expected at least one element per row, got {}", shape);
-  rows.measured = rows.affine_count = rows.width;
-  return rows;
+    fail(op, "x: expected a shape that ends in {}, got {}", normalized_shape, shape);
+  RowNorm spec{.rows = 1, .width = normalized_shape.numel(), .eps = eps};
+  for (int i = 0; i < leading; ++i) spec.rows *= shape[i];
+  if (spec.rows > 0 && spec.width == 0) fail(op, "x: expected at least one element per row, got {}", shape);
+  spec.measured = spec.affine_count = spec.width;
+  check_companion(op, "gain", gain, normalized_shape, x);
+  check_companion(op, "bias", bias, normalized_shape, x);
+  check_eps(op, eps);
+  return spec;
+}
+
+/// The C channels of each case in `groups` runs, gain and bias by channel.
+RowNorm channel_rows(const char* op, const Tensor& x, int64_t groups, const Tensor& gain, const Tensor& bias, double eps) {
+  const int64_t channels = x.size(1);
+  int64_t space = 1;
+  for (int i = 2; i < x.rank(); ++i) space *= x.size(i);
+  check_companion(op, "gain", gain, {channels}, x);
+  check_companion(op, "bias", bias, {channels}, x);
+  check_eps(op, eps);
+  RowNorm spec{.rows = x.size(0) * groups, .width = groups > 0 ? channels / groups * space : 0, .eps = eps};
+  spec.measured = spec.width;
+  if (gain.defined() || bias.defined()) spec.affine_count = channels, spec.affine_inner = space;
+  return spec;
+}
+
+/// k = ceil(n p), where a product that is whole but for rounding (0.07 of 100) counts as whole.
+int64_t measured_part(int64_t n, double p) {
+  const double product = static_cast<double>(n) * p;
+  return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(product * (1 - 1e-12))), std::min<int64_t>(n, 1), n);
 }
 
 }  // namespace
 
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& gain, const Tensor& bias, double eps) {
-  const kernels::RowNorm rows = layer_norm_rows(x, normalized_shape, eps);
-  check_companion("layer_norm", "gain", gain, normalized_shape, x);
-  check_companion("layer_norm", "bias", bias, normalized_shape, x);
-  check_eps("layer_norm", eps);
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
-  Tensor mean = Tensor::empty({rows.rows}, x.dtype(), x.device());
-  Tensor rstd = Tensor::empty({rows.rows}, x.dtype(), x.device());
-  with_float("layer_norm", x.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    kernels::norm<T>(x.device())
-        ->row_forward(rows, x.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias), y.mutable_data<T>(), mean.mutable_data<T>(),
-                      rstd.mutable_data<T>());
-  });
-  return autograd::record("layer_norm", {x, gain, bias}, y, autograd::save({x, gain, mean, rstd}), [rows, normalized_shape](autograd::Backward& b) {
-    const Tensor& input = b.saved(0);
-    Gradients grads(b, input, normalized_shape);
-    with_float("layer_norm", input.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      kernels::norm<T>(input.device())
-          ->row_backward(rows, input.data<T>(), data_or_null<T>(b.saved(1)), b.saved(2).data<T>(), b.saved(3).data<T>(), b.dy().data<T>(),
-                         mutable_data_or_null<T>(grads.dx), mutable_data_or_null<T>(grads.dgain), mutable_data_or_null<T>(grads.dbias));
-    });
-    grads.give(b);
-  });
+  const RowNorm spec = trailing_rows("layer_norm", x, normalized_shape, gain, bias, eps);
+  return record("layer_norm", spec, x, gain, bias, normalized_shape, forward("layer_norm", spec, x, gain, bias));
+}
+
+Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& gain, const Tensor& bias, RMSNormOptions options) {
+  if (!(options.partial > 0 && options.partial <= 1)) fail("rms_norm", "partial: expected a number in (0, 1], got {}", options.partial);
+  const double machine = x.dtype() == DType::f64 ? std::numeric_limits<double>::epsilon() : std::numeric_limits<float>::epsilon();
+  RowNorm spec = trailing_rows("rms_norm", x, normalized_shape, gain, bias, options.eps.value_or(machine));
+  spec.centre = false;
+  spec.measured = measured_part(spec.width, options.partial);
+  return record("rms_norm", spec, x, gain, bias, normalized_shape, forward("rms_norm", spec, x, gain, bias));
+}
+
+Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& gain, const Tensor& bias, double eps) {
+  if (!is_float(x.dtype())) fail_dtype("group_norm", "f32 or f64", x.dtype());
+  if (x.rank() < 2) fail("group_norm", "x: expected [N, C] or [N, C, ...], got {}", x.shape());
+  if (groups < 1 || x.size(1) % groups != 0)
+    fail("group_norm", "groups: expected a number that divides the {} channels, got {} (x is {})", x.size(1), groups, x.shape());
+  const RowNorm spec = channel_rows("group_norm", x, groups, gain, bias, eps);
+  if (spec.rows > 0 && spec.width == 1) fail("group_norm", "expected more than one value per group, got x of {} in {} groups", x.shape(), groups);
+  return record("group_norm", spec, x, gain, bias, {x.size(1)}, forward("group_norm", spec, x, gain, bias));
 }
 
 namespace {
 
-/// running = (1 - momentum) running + momentum batch, with the unbiased variance. A batch whose statistics are not finite is left out whole: one bad
-/// batch must not spoil every later evaluation.
+/// Per channel, the means over the batch of the instances' means and unbiased variances. The kernel keeps rstd, not the variance; what taking it back
+/// loses is small against var + eps, which is all that evaluation sees of it.
 template <class T>
-void update_running_statistics(const kernels::ChannelNorm& spec, const Tensor& mean, const Tensor& var, Tensor& running_mean, Tensor& running_var,
-                               Tensor& batches_tracked, const BatchNormOptions& options) {
-  const auto& reduce = kernels::reduce<T>(mean.device());
-  if (!reduce->all_finite(spec.channels, mean.data<T>()) || !reduce->all_finite(spec.channels, var.data<T>())) return;
-  double momentum = options.momentum;
-  if (batches_tracked.defined()) {
-    const int64_t count = ++*batches_tracked.mutable_data<int64_t>();
-    if (options.cumulative) momentum = 1.0 / static_cast<double>(count);
-  }
-  const double m = static_cast<double>(spec.batch * spec.space);
-  const double unbiased = spec.unbiased ? 1.0 : m / (m - 1);
-  T* total_mean = running_mean.mutable_data<T>();
-  T* total_var = running_var.mutable_data<T>();
-  for (int64_t c = 0; c < spec.channels; ++c) {
-    const double batch_mean = mean.data<T>()[c], batch_var = var.data<T>()[c] * unbiased;
-    total_mean[c] = static_cast<T>((1 - momentum) * total_mean[c] + momentum * batch_mean);
-    total_var[c] = static_cast<T>((1 - momentum) * total_var[c] + momentum * batch_var);
-  }
-}
-
-kernels::ChannelNorm batch_norm_channels(const Tensor& x, const BatchNormOptions& options) {
-  if (x.rank() < 2) fail("batch_norm", "x: expected [N, C] or [N, C, ...], got {}", x.shape());
-  if (!is_float(x.dtype())) fail_dtype("batch_norm", "f32 or f64", x.dtype());
-  kernels::ChannelNorm spec{.batch = x.size(0), .channels = x.size(1), .unbiased = options.unbiased, .eps = options.eps};
-  for (int i = 2; i < x.rank(); ++i) spec.space *= x.size(i);
-  return spec;
-}
-
-void check_running_statistics(const Tensor& x, const Shape& channels, const Tensor& running_mean, const Tensor& running_var,
-                              const Tensor& batches_tracked, const BatchNormOptions& options) {
-  if (running_mean.defined() != running_var.defined())
-    fail("batch_norm", "{}: expected running_mean and running_var both or neither", running_mean.defined() ? "running_var" : "running_mean");
-  check_companion("batch_norm", "running_mean", running_mean, channels, x);
-  check_companion("batch_norm", "running_var", running_var, channels, x);
-  if (batches_tracked.defined() && (batches_tracked.dtype() != DType::i64 || batches_tracked.numel() != 1))
-    fail("batch_norm", "batches_tracked: expected one i64, got {} {}", batches_tracked.dtype(), batches_tracked.shape());
-  if (!(options.momentum >= 0 && options.momentum <= 1)) fail("batch_norm", "momentum: expected a number in [0, 1], got {}", options.momentum);
-  if (options.cumulative && running_mean.defined() && !batches_tracked.defined())
-    fail("batch_norm", "batches_tracked: a cumulative average needs the count of batches");
+void update_from_instances(RunningStatistics& running, const RowNorm& spec, int64_t channels, const Rows& rows) {
+  const T *const mean = rows.mean.data<T>(), *const rstd = rows.rstd.data<T>();
+  const int64_t batch = spec.rows / channels;
+  const double unbiased = static_cast<double>(spec.width) / static_cast<double>(spec.width - 1);
+  running.update<T>(channels, [&](int64_t c) {
+    double mean_sum = 0, var_sum = 0;
+    for (int64_t i = c; i < spec.rows; i += channels) {
+      const double r = static_cast<double>(rstd[i]);
+      mean_sum += static_cast<double>(mean[i]);
+      if (r != 0) var_sum += std::isnan(r) ? r : std::max(1 / (r * r) - spec.eps, 0.0);
+    }
+    return std::pair(mean_sum / static_cast<double>(batch), var_sum / static_cast<double>(batch) * unbiased);
+  });
 }
 
 }  // namespace
 
-Tensor batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tensor running_mean, Tensor running_var, Tensor batches_tracked,
-                  BatchNormOptions options) {
-  const kernels::ChannelNorm spec = batch_norm_channels(x, options);
-  const Shape channels{spec.channels};
-  check_companion("batch_norm", "gain", gain, channels, x);
-  check_companion("batch_norm", "bias", bias, channels, x);
-  check_running_statistics(x, channels, running_mean, running_var, batches_tracked, options);
-  check_eps("batch_norm", options.eps);
-  const bool given = !options.training && running_mean.defined();
-  const int64_t values = spec.batch * spec.space;
-  if (!given && values == 1)
-    fail("batch_norm", "expected more than one value per channel {}, got x of {}", options.training ? "in training" : "for batch statistics",
-         x.shape());
+Tensor instance_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tensor running_mean, Tensor running_var, Tensor batches_tracked,
+                     InstanceNormOptions options) {
+  if (!is_float(x.dtype())) fail_dtype("instance_norm", "f32 or f64", x.dtype());
+  if (x.rank() < 3) fail("instance_norm", "x: expected [N, C, L] or [N, C, ...], got {}", x.shape());
+  const int64_t channels = x.size(1);
+  const RowNorm spec = channel_rows("instance_norm", x, channels, gain, bias, options.eps);
+  RunningStatistics running{.op = "instance_norm",
+                            .mean = std::move(running_mean),
+                            .var = std::move(running_var),
+                            .batches_tracked = std::move(batches_tracked),
+                            .momentum = options.momentum,
+                            .cumulative = options.cumulative};
+  running.check(x, {channels});
+  if (!options.training && running.defined())  // given statistics: what batch norm does with them
+    return batch_norm(x, gain, bias, running.mean, running.var, {}, {.training = false, .eps = options.eps});
+  if (spec.rows > 0 && spec.width == 1) fail("instance_norm", "expected more than one value per instance, got x of {}", x.shape());
+  const Rows rows = forward("instance_norm", spec, x, gain, bias);
+  if (options.training && running.defined() && x.numel() > 0)
+    with_float("instance_norm", x.dtype(), [&](auto zero) { update_from_instances<decltype(zero)>(running, spec, channels, rows); });
+  return record("instance_norm", spec, x, gain, bias, {channels}, rows);
+}
 
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
-  // Of the running mean a copy, so that a later step in training may change it before this graph runs backward.
-  Tensor mean = given ? running_mean.clone() : Tensor::zeros(channels, x.dtype(), x.device());
-  Tensor var = given ? running_var : Tensor::ones(channels, x.dtype(), x.device());
-  Tensor rstd = Tensor::empty(channels, x.dtype(), x.device());
-  with_float("batch_norm", x.dtype(), [&](auto zero) {
-    using T = decltype(zero);
-    const auto& norm = kernels::norm<T>(x.device());
-    Tensor shift;  // what the mean's rounding lost
-    if (!given && values > 0) {
-      shift = Tensor::empty(channels, x.dtype(), x.device());
-      norm->channel_statistics(spec, x.data<T>(), mean.mutable_data<T>(), shift.mutable_data<T>(), var.mutable_data<T>());
-    }
-    norm->channel_forward(spec, x.data<T>(), mean.data<T>(), data_or_null<T>(shift), var.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias),
-                          y.mutable_data<T>(), rstd.mutable_data<T>());
-    if (options.training && running_mean.defined() && values > 0)
-      update_running_statistics<T>(spec, mean, var, running_mean, running_var, batches_tracked, options);
-  });
-  return autograd::record("batch_norm", {x, gain, bias}, y, autograd::save({x, gain, mean, rstd}), [spec, given](autograd::Backward& b) {
-    const Tensor& input = b.saved(0);
-    Gradients grads(b, input, {spec.channels});
-    with_float("batch_norm", input.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      kernels::norm<T>(input.device())
-          ->channel_backward(spec, given, input.data<T>(), data_or_null<T>(b.saved(1)), b.saved(2).data<T>(), b.saved(3).data<T>(), b.dy().data<T>(),
-                             mutable_data_or_null<T>(grads.dx), mutable_data_or_null<T>(grads.dgain), mutable_data_or_null<T>(grads.dbias));
-    });
-    grads.give(b);
-  });
+Tensor weight_norm(const Tensor& v, const Tensor& g) {
+  if (!is_float(v.dtype())) fail_dtype("weight_norm", "f32 or f64", v.dtype());
+  if (v.rank() < 1) fail("weight_norm", "v: expected [out, ...], got a scalar");
+  if (!g.defined()) fail("weight_norm", "g: expected a tensor, got an undefined one");
+  Shape norms = v.shape();
+  for (int i = 1; i < norms.rank(); ++i) norms = norms.with(i, 1);
+  check_companion("weight_norm", "g", g, norms, v, "v");
+
+  // w = g v / ||v|| = (g / sqrt(n)) v / sqrt(mean v^2): the RMS norm of the rows with a gain per row.
+  const int64_t out = v.size(0), width = out > 0 ? v.numel() / out : 0;
+  const RowNorm spec{.rows = out, .width = width, .centre = false, .measured = width, .affine_count = out, .affine_inner = width, .eps = 0};
+  const double factor = 1 / std::sqrt(static_cast<double>(std::max<int64_t>(width, 1)));
+  const Tensor gain = [&] {
+    const NoGrad no_grad;
+    return g * factor;
+  }();
+  const Rows rows = forward("weight_norm", spec, v, gain, Tensor());
+  return autograd::record("weight_norm", {v, g}, rows.y, autograd::save({v, gain, rows.mean, rows.rstd}),
+                          [spec, norms, factor](autograd::Backward& b) {
+                            NormGradients grads = backward("weight_norm", spec, b, norms, false);
+                            if (grads.dgain.defined()) grads.dgain = grads.dgain * factor;
+                            grads.give(b);
+                          });
 }
 
 }  // namespace lamina

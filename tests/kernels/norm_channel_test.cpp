@@ -26,7 +26,8 @@ ChannelReference channel_reference(const ChannelNorm& s, const std::vector<doubl
     const double var = square / (s.unbiased ? m - 1 : m);
     r.mean[index(c)] = mean;
     r.var[index(c)] = var;
-    each([&](size_t i) { r.y[i] = (x[i] - mean) / std::sqrt(var + s.eps) * gain[index(c)] + bias[index(c)]; });
+    const double deviation = s.divide ? std::sqrt(var + s.eps) : 1;
+    each([&](size_t i) { r.y[i] = (x[i] - mean) / deviation * gain[index(c)] + bias[index(c)]; });
   }
   return r;
 }
@@ -44,8 +45,8 @@ ChannelResult<T> run_channels(const ChannelNorm& s, const std::vector<T>& x, con
   ChannelResult<T> r{std::vector<T>(n, junk), std::vector<T>(c, junk), std::vector<T>(c, junk), std::vector<T>(c, junk),
                      std::vector<T>(c, junk), std::vector<T>(n, junk), std::vector<T>(c, junk), std::vector<T>(c, junk)};
   const NormKernels<T>& k = kernels_of<T>();
-  k.channel_statistics(s, x.data(), r.mean.data(), r.shift.data(), r.var.data());
-  k.channel_forward(s, x.data(), r.mean.data(), r.shift.data(), r.var.data(), pointer(gain), pointer(bias), r.y.data(), r.rstd.data());
+  k.channel_statistics(s, x.data(), r.mean.data(), r.shift.data(), r.var.data(), r.rstd.data());
+  k.channel_forward(s, x.data(), r.mean.data(), r.shift.data(), r.rstd.data(), pointer(gain), pointer(bias), r.y.data());
   k.channel_backward(s, false, x.data(), pointer(gain), r.mean.data(), r.rstd.data(), dy.data(), r.dx.data(), r.dgain.data(), r.dbias.data());
   return r;
 }
@@ -67,17 +68,18 @@ std::vector<ChannelNorm> channel_shapes() {
 
 TEST_CASE("channel norm: f32 forward and backward meet the definition and f64") {
   for (ChannelNorm spec : channel_shapes()) {
-    for (bool unbiased : {false, true}) {
+    for (auto [unbiased, divide] : {std::pair(false, true), std::pair(true, true), std::pair(false, false)}) {
       spec.unbiased = unbiased;
-      INFO("[" << spec.batch << ", " << spec.channels << ", " << spec.space << "], unbiased " << unbiased);
+      spec.divide = divide;
+      INFO("[" << spec.batch << ", " << spec.channels << ", " << spec.space << "], unbiased " << unbiased << ", divide " << divide);
       const int64_t n = spec.batch * spec.channels * spec.space;
       const auto x = normal_vector<float>(n, 25, 2), dy = normal_vector<float>(n, 26), gain = normal_vector<float>(spec.channels, 27),
                  bias = normal_vector<float>(spec.channels, 28);
       const auto r = run_channels(spec, x, gain, bias, dy);
       const auto expected = channel_reference(spec, as_double(x), as_double(gain), as_double(bias));
       REQUIRE(first_difference(r.y, expected.y, f32_forward) == "");
-      REQUIRE(first_difference(r.mean, expected.mean, 1e-7) == "");
-      REQUIRE(first_difference(r.var, expected.var, 1e-6) == "");
+      REQUIRE(first_difference(r.mean, expected.mean, divide ? 1e-7 : 1e-6) == "");  // mean-only norms take one pass
+      if (divide) REQUIRE(first_difference(r.var, expected.var, 1e-6) == "");
       const auto exact = run_channels(spec, as_double(x), as_double(gain), as_double(bias), as_double(dy));
       REQUIRE(first_difference(exact.y, expected.y, f64_forward) == "");
       REQUIRE(first_difference(r.dx, exact.dx, f32_backward) == "");
@@ -90,9 +92,10 @@ TEST_CASE("channel norm: f32 forward and backward meet the definition and f64") 
 TEST_CASE("channel norm: backward is the derivative of the definition, biased, unbiased and in evaluation") {
   for (ChannelNorm spec :
        {ChannelNorm{.batch = 4, .channels = 3}, ChannelNorm{.batch = 131, .channels = 2}, ChannelNorm{.batch = 3, .channels = 2, .space = 5}}) {
-    for (bool unbiased : {false, true}) {
+    for (auto [unbiased, divide] : {std::pair(false, true), std::pair(true, true), std::pair(false, false)}) {
       spec.unbiased = unbiased;
-      INFO("[" << spec.batch << ", " << spec.channels << ", " << spec.space << "], unbiased " << unbiased);
+      spec.divide = divide;
+      INFO("[" << spec.batch << ", " << spec.channels << ", " << spec.space << "], unbiased " << unbiased << ", divide " << divide);
       const int64_t n = spec.batch * spec.channels * spec.space;
       auto x = normal_vector<double>(n, 29), gain = normal_vector<double>(spec.channels, 30), bias = normal_vector<double>(spec.channels, 31);
       const auto dy = normal_vector<double>(n, 32);
@@ -117,6 +120,12 @@ TEST_CASE("channel norm: backward is the derivative of the definition, biased, u
         REQUIRE(evaluated.dx[i] == Approx(dy[i] * gain[c] * r.rstd[c]).epsilon(1e-14));
       }
       CHECK(first_difference(evaluated.dgain, r.dgain, 1e-14) == "");
+      // Without dgain mean-only norms sum dy alone.
+      std::vector<double> dx_alone(r.dx.size()), dbias_alone(r.dbias.size());
+      f64().channel_backward(spec, false, x.data(), gain.data(), r.mean.data(), r.rstd.data(), dy.data(), dx_alone.data(), nullptr,
+                             dbias_alone.data());
+      CHECK(first_difference(dx_alone, r.dx, 1e-14) == "");
+      CHECK(first_difference(dbias_alone, r.dbias, 1e-14) == "");
     }
   }
 }
@@ -145,6 +154,43 @@ TEST_CASE("channel norm: worked values (A03), constant and spoilt channels") {
   }
 }
 
+TEST_CASE("channel norm: squares that overflow or vanish in T, and what has no rstd") {
+  for (int64_t space : {1, 3}) {
+    // In channel 1: the values 1, 5, 3 times the magnitude, around an offset of the same size; the others are ordinary.
+    const ChannelNorm spec{.batch = 3, .channels = 3, .space = space, .eps = 0};
+    const auto ordinary = normal_vector<float>(9 * space, 37);
+    const auto with = [&](double magnitude) {
+      auto x = ordinary;
+      const double values[] = {1, 5, 3};
+      for (int64_t n = 0; n < 3; ++n)
+        for (int64_t i = 0; i < space; ++i) x[index((n * 3 + 1) * space + i)] = static_cast<float>(values[(n + i) % 3] * magnitude);
+      return x;
+    };
+    const auto one = run_channels(spec, with(1), {}, {}, ordinary);
+    for (double magnitude : {1e-30, 1e-21, 1e18, 1e20, 1e30, 1e36}) {
+      INFO("space " << space << ", magnitude " << magnitude);
+      const auto r = run_channels(spec, with(magnitude), {}, {}, ordinary);
+      CHECK(first_difference(r.y, one.y, f32_forward) == "");
+      CHECK(first_difference(r.dgain, one.dgain, f32_forward) == "");
+      auto scaled = r.dx;
+      for (size_t i = 0; i < scaled.size(); ++i)
+        if (i / index(space) % 3 == 1) scaled[i] = static_cast<float>(scaled[i] * magnitude);
+      CHECK(first_difference(scaled, one.dx, f32_backward) == "");
+      const double var = one.var[1] * magnitude * magnitude;
+      CHECK((var < 3e38 ? std::abs(r.var[1] - var) <= 1e-6 * var + 1e-38 : std::isinf(r.var[1])));
+    }
+    // No spread and no eps: y = bias, no gradient. A deviation beyond 8e37: not a number, in that channel alone.
+    const auto flat = run_channels(spec, with(0), {}, {3, 4, 5}, ordinary);
+    const auto beyond = run_channels(spec, with(6e37), {}, {}, ordinary);
+    for (size_t i = 0; i < ordinary.size(); ++i) {
+      const bool here = i / index(space) % 3 == 1;
+      if (here) CHECK((flat.y[i] == 4 && flat.dx[i] == 0));
+      CHECK(std::isnan(beyond.y[i]) == here);
+      if (!here) CHECK(beyond.y[i] == one.y[i]);
+    }
+  }
+}
+
 TEST_CASE("channel norm: the same bits for every thread count") {
   for (const ChannelNorm& spec : channel_shapes()) {
     const int64_t n = spec.batch * spec.channels * spec.space;
@@ -163,8 +209,8 @@ TEST_CASE("channel norm: zero sizes (A12)") {
        {ChannelNorm{.batch = 0, .channels = 5}, ChannelNorm{.batch = 3, .channels = 5, .space = 0}, ChannelNorm{.batch = 3, .channels = 0}}) {
     const auto channels = index(spec.channels);
     std::vector<float> mean(channels, 77), shift(channels, 77), var(channels, 77), rstd(channels, 77), dgain(channels, 77), dbias(channels, 77);
-    f32().channel_statistics(spec, nullptr, mean.data(), shift.data(), var.data());
-    f32().channel_forward(spec, nullptr, mean.data(), shift.data(), var.data(), nullptr, nullptr, nullptr, rstd.data());
+    f32().channel_statistics(spec, nullptr, mean.data(), shift.data(), var.data(), rstd.data());
+    f32().channel_forward(spec, nullptr, mean.data(), shift.data(), rstd.data(), nullptr, nullptr, nullptr);
     f32().channel_backward(spec, false, nullptr, nullptr, mean.data(), rstd.data(), nullptr, nullptr, dgain.data(), dbias.data());
     CHECK(first_difference(dgain, std::vector<double>(channels, 0), 0) == "");
     CHECK(first_difference(dbias, std::vector<double>(channels, 0), 0) == "");

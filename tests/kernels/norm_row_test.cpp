@@ -70,6 +70,7 @@ std::vector<NamedSpec> small_specs() {
   all.push_back({"one group", grouped(2, 3, 4, 1)});
   all.push_back({"group of [N, C]", grouped(3, 8, 1, 2)});
   all.push_back({"rms per channel", {.rows = 4, .width = 6, .centre = false, .measured = 2, .affine_count = 2, .affine_inner = 3}});
+  all.push_back({"one gain per row", {.rows = 6, .width = 5, .centre = false, .measured = 5, .affine_count = 6, .affine_inner = 5, .eps = 0}});
   all.push_back({"runs cut by rows", {.rows = 6, .width = 5, .measured = 5, .affine_count = 2, .affine_inner = 3}});
   all.push_back({"elements cut by rows", {.rows = 6, .width = 5, .measured = 5, .affine_count = 3, .affine_inner = 1}});
   all.push_back({"rows within a run", {.rows = 6, .width = 2, .measured = 2, .affine_count = 3, .affine_inner = 4}});
@@ -225,6 +226,34 @@ TEST_CASE("row norm: worked values (A01, A05, A06, A11)") {
   CHECK(std::isnan(spoilt.y[0]));
   CHECK(first_difference(std::vector<float>(spoilt.y.begin() + 3, spoilt.y.end()), std::vector<double>{-1.2247356, 0, 1.2247356}, six_digits) == "");
   CHECK(first_difference(std::vector<float>(spoilt.dx.begin() + 3, spoilt.dx.end()), clean.dx, 0) == "");
+}
+
+TEST_CASE("row norm: squares that overflow or vanish in T, and what has no rstd") {
+  for (bool centre : {true, false}) {
+    const auto with = [&](double magnitude) {
+      std::vector<float> x = {1, 5, 3, 1, 5, 3};
+      for (size_t i = 0; i < 3; ++i) x[i] = static_cast<float>(x[i] * magnitude);
+      return x;
+    };
+    const RowNorm spec{.rows = 2, .width = 3, .centre = centre, .measured = 3, .eps = 0};
+    const std::vector<float> dy = {1, 2, 4, 1, 2, 4};
+    for (double magnitude : {1e-37, 1e-30, 1e-21, 1e18, 1e20, 1e30, 1e36}) {
+      INFO("magnitude " << magnitude << ", centre " << centre);
+      const auto r = run_rows<float>(spec, with(magnitude), {}, {}, dy);
+      for (size_t i = 0; i < 3; ++i) {
+        CHECK(r.y[i] == Approx(r.y[i + 3]).epsilon(f32_forward).margin(f32_forward));
+        CHECK(r.dx[i] * magnitude == Approx(r.dx[i + 3]).epsilon(f32_backward).margin(f32_backward));
+      }
+    }
+    const auto flat = run_rows<float>(spec, with(0), {}, {}, dy);
+    const auto beyond = run_rows<float>(spec, with(6e37), {}, {}, dy);
+    const auto spoilt = run_rows<float>(spec, {1, INFINITY, 3, 1, 5, 3}, {}, {}, dy);
+    for (size_t i = 0; i < 3; ++i) {
+      CHECK((flat.y[i] == 0 && flat.dx[i] == 0));
+      CHECK((std::isnan(beyond.y[i]) && std::isnan(spoilt.y[i]) && std::isnan(spoilt.dx[i])));
+      CHECK((beyond.y[i + 3] == flat.y[i + 3] && spoilt.y[i + 3] == flat.y[i + 3] && spoilt.dx[i + 3] == flat.dx[i + 3]));
+    }
+  }
 }
 
 TEST_CASE("row norm: dgain and dbias of many rows (A15, A16)") {

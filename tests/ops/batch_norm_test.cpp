@@ -36,6 +36,7 @@ Axes other_axes(const Tensor& x) {
 Tensor composed_batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, const BatchNormOptions& options) {
   const Axes axes = other_axes(x);
   const Tensor d = x - mean(x, axes, true);
+  if (options.mean_only) return d * along_channels(gain, x) + along_channels(bias, x);
   const double m = static_cast<double>(x.numel() / x.size(1));
   const Tensor var = sum(d * d, axes, true) / (options.unbiased ? m - 1 : m);
   return d / sqrt(var + options.eps) * along_channels(gain, x) + along_channels(bias, x);
@@ -76,6 +77,8 @@ TEST_CASE("batch_norm: equals the version out of elementary ops", "[ops][norm]")
     INFO(shape.str());
     check_same(fused(), composed(), inputs(shape), f32_normalised);
     check_same(fused({.unbiased = true, .eps = 0.1}), composed({.unbiased = true, .eps = 0.1}), inputs(shape, DType::f64, -5, 2), 1e-11);
+    check_same(fused({.mean_only = true}), composed({.mean_only = true}), inputs(shape, DType::f32, 100), f32_normalised);
+    check_same(fused({.mean_only = true}), composed({.mean_only = true}), inputs(shape, DType::f64, -5, 2), 1e-11);
   }
 }
 
@@ -113,12 +116,71 @@ TEST_CASE("batch_norm: gradients", "[ops][norm][gradcheck]") {
     const auto v = inputs(shape, DType::f64, 1, 2);
     check_gradients(fused(), v);
     check_gradients(fused({.unbiased = true}), v);
+    check_gradients(fused({.mean_only = true}), v);
+    check_gradients([](const auto& in) { return batch_norm(in[0], {}, in[1], {}, {}, {}, {.mean_only = true}); }, {v[0], v[2]});
     const Tensor mean = normal({shape[1]}, 6, DType::f64), var = uniform({shape[1]}, 7, 0.5, 2, DType::f64);
     check_gradients([&](const auto& in) { return batch_norm(in[0], in[1], in[2], mean, var, {}, {.training = false}); }, v);
     check_gradients([&](const auto& in) { return batch_norm(in[0], {}, {}, mean, var, {}, {.training = false}); }, {v[0]});
     check_gradients([](const auto& in) { return batch_norm(in[0], in[1], {}, {}, {}, {}); }, {v[0], v[1]});
     check_gradients([](const auto& in) { return batch_norm(in[0], {}, in[1], {}, {}, {}); }, {v[0], v[2]});
   }
+}
+
+TEST_CASE("batch_norm: mean only", "[ops][norm]") {
+  // Means 3 and 10: nothing is divided, whatever eps is.
+  const Tensor x = Tensor::from<double>({1, 10, 5, 12, 3, 8}, {3, 2}), bias = Tensor::from<double>({100, 0}, {2});
+  const Tensor mean = Tensor::zeros({2}, DType::f64), count = Tensor::zeros({}, DType::i64);
+  const auto fn = [&](bool training) {
+    return [&, training](const auto& v) { return batch_norm(v[0], {}, v[1], mean, {}, count, {.training = training, .mean_only = true}); };
+  };
+  const Tensor dy = Tensor::from<double>({1, 2, 3, 4, 5, 9}, {3, 2});
+  const auto run = evaluate(fn(true), {x, bias}, dy);
+  check_close(run.y, {98, 0, 102, 2, 100, -2}, f64_rounding);
+  check_close(run.gradients[0], {-2, -3, 0, -1, 2, 4}, f64_rounding);  // dy minus its means 3 and 5
+  check_close(run.gradients[1], {9, 15}, f64_rounding);
+  check_close(mean, {0.3, 1}, f64_rounding);
+  CHECK(count.item() == 1);
+  // Evaluation subtracts the running mean, a constant.
+  const auto eval = evaluate(fn(false), {x, bias}, dy);
+  check_close(eval.y, {100.7, 9, 104.7, 11, 102.7, 7}, f64_rounding);
+  check_close(eval.gradients[0], dy, f64_rounding);
+  CHECK(count.item() == 1);
+  // A large offset costs nothing but what the inputs' rounding costs.
+  const Tensor offset = normal({33, 5}, 1, DType::f32, 1e4, 0.1);
+  check_close(batch_norm(offset, {}, {}, {}, {}, {}, {.mean_only = true}),
+              batch_norm(offset.cast(DType::f64), {}, {}, {}, {}, {}, {.mean_only = true}), f32_rounding);
+  CHECK_THROWS_WITH(batch_norm(x, {}, {}, mean, mean, {}, {.mean_only = true}), contains("[batch_norm] running_var: expected none"));
+  CHECK_THROWS_WITH(batch_norm(Tensor::ones({1, 2}), {}, {}, {}, {}, {}, {.mean_only = true}), contains("more than one value per channel"));
+  for (const Shape& shape : {Shape{0, 2}, Shape{3, 2, 0}})
+    CHECK(batch_norm(Tensor::zeros(shape), {}, {}, {}, {}, {}, {.mean_only = true}).shape() == shape);
+  for (const Shape& shape : {Shape{257, 613}, Shape{9, 7, 1003}, Shape{2, 1, 100'003}})
+    check_thread_counts(fused({.mean_only = true}), inputs(shape));
+}
+
+TEST_CASE("batch_norm: variances beyond the dtype", "[ops][norm]") {
+  // In f32 the squares of these overflow (or vanish, with eps 0); the result is that of the ordinary channel all the same.
+  const Tensor ordinary = normal({33, 3}, 1), dy = normal({33, 3}, 2);
+  const auto in_units_of = [&](float unit) {
+    Tensor x = ordinary.clone();
+    for (int64_t i = 1; i < 99; i += 3) x.mutable_data<float>()[i] *= unit;
+    return x;
+  };
+  const auto right = evaluate(fused({.eps = 0}), {ordinary, normal({3}, 3), normal({3}, 4)}, dy);
+  for (const float unit : {1e20f, 1e30f, 1e-25f, 1e-30f}) {
+    INFO(unit);
+    const auto run = evaluate(fused({.eps = 0}), {in_units_of(unit), normal({3}, 3), normal({3}, 4)}, dy);
+    check_close(run.y, right.y, f32_normalised);
+    check_close(run.gradients[1], right.gradients[1], f32_normalised * 10);  // sums of 33
+    for (size_t i = 1; i < 99; i += 3) CHECK(values(run.gradients[0])[i] * unit == Approx(values(right.gradients[0])[i]).margin(1e-5));
+  }
+  // A variance that f32 cannot hold does not get into the running one; one that it can does.
+  const Running running(3);
+  running(in_units_of(1e20f));
+  check_close(running.var, {1, 1, 1}, exact);
+  CHECK(running.count.item() == 0);
+  running(in_units_of(1e15f), {.momentum = 1});
+  CHECK(values(running.var)[1] == Approx(1e30).epsilon(0.6));
+  CHECK(running.count.item() == 1);
 }
 
 TEST_CASE("batch_norm: PyTorch's values", "[ops][norm][golden]") {

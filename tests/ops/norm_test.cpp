@@ -199,6 +199,10 @@ TEST_CASE("normalisers: earlier layers, gain and bias get their gradients (A17)"
   check_gradients(around([](const Tensor& a, const Tensor& gain, const Tensor& bias) { return layer_norm(a, {4}, gain, bias); }), in);
   check_gradients(around([](const Tensor& a, const Tensor& gain, const Tensor& bias) { return batch_norm(a, gain, bias, {}, {}, {}); }), in);
   check_gradients(
+      around([](const Tensor& a, const Tensor& gain, const Tensor& bias) { return batch_norm(a, gain, bias, {}, {}, {}, {.mean_only = true}); }), in);
+  check_gradients(around([](const Tensor& a, const Tensor& gain, const Tensor& bias) { return rms_norm(a, {4}, gain, bias, {.partial = 0.5}); }), in);
+  check_gradients(around([](const Tensor& a, const Tensor& gain, const Tensor& bias) { return group_norm(a, 1, gain, bias); }), in);
+  check_gradients(
       around([&](const Tensor& a, const Tensor& gain, const Tensor& bias) { return batch_norm(a, gain, bias, mean, var, {}, {.training = false}); }),
       in);
 }
@@ -280,6 +284,43 @@ TEST_CASE("normalisers: invariances of the paper's Table 1", "[ops][norm][paper]
     if (!change.layer) CHECK(max_difference(layer(a), layer_before) > 0.01);
     if (!change.batch) CHECK(max_difference(batch(a), batch_before) > 0.01);
   }
+}
+
+TEST_CASE("normalisers: the paper's Table 1 for RMS norm and weight norm", "[ops][norm][paper]") {
+  const Tensor x = normal({9, 6}, 1, DType::f64), w = normal({8, 6}, 2, DType::f64), shift = normal({6}, 3, DType::f64);
+  const auto with_row = [](const Tensor& matrix, int64_t i, double factor) {
+    Tensor changed = matrix.clone();
+    for (int64_t k = 0; k < 6; ++k) changed.mutable_data<double>()[i * 6 + k] *= factor;
+    return changed;
+  };
+  const auto rms = [](const Tensor& a, const Tensor& b) { return rms_norm(linear(a, b), {8}, {}, {}, {.partial = 0.5, .eps = 0}); };
+  const auto weight = [](const Tensor& a, const Tensor& b) { return linear(a, weight_norm(b, Tensor::ones({8, 1}, DType::f64))); };
+  struct Change {
+    const char* name;
+    Tensor x, w;
+    bool rms, weight;
+  };
+  const Change changes[] = {
+      {"weight matrix re-scaling", x, w * 2.5, true, true},
+      {"weight matrix re-centring", x, w + shift, false, false},
+      {"weight vector re-scaling", x, with_row(w, 3, 4), false, true},
+      {"data set re-scaling", x * 0.3, w, true, false},
+      {"data set re-centring", x + shift, w, false, false},
+      {"single case re-scaling", with_row(x, 5, 4), w, true, false},
+  };
+  for (const Change& change : changes) {
+    INFO(change.name);
+    CHECK((max_difference(rms(change.x, change.w), rms(x, w)) < 1e-12) == change.rms);
+    CHECK((max_difference(weight(change.x, change.w), weight(x, w)) < 1e-12) == change.weight);
+    if (!change.rms) CHECK(max_difference(rms(change.x, change.w), rms(x, w)) > 0.01);
+    if (!change.weight) CHECK(max_difference(weight(change.x, change.w), weight(x, w)) > 0.01);
+  }
+}
+
+TEST_CASE("layer_norm: without spread and eps the bias, without gradient", "[ops][norm]") {
+  const auto run = evaluate(fused({3}, 0), {Tensor::full({2, 3}, 7), normal({3}, 1), normal({3}, 2)}, normal({2, 3}, 3));
+  check_close(run.y, expand(normal({3}, 2), {2, 3}), exact);
+  check_close(run.gradients[0], Tensor::zeros({2, 3}), exact);
 }
 
 TEST_CASE("layer_norm: the same bits for every thread count", "[ops][norm][threads]") {

@@ -14,12 +14,15 @@ struct CpuNorm final : NormKernels<T> {
                     T* dbias) const override {
     row_norm_part<T>().backward(spec, x, gain, mean, rstd, dy, dx, dgain, dbias);
   }
-  void channel_statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var) const override {
-    channel_norm_part<T>().statistics(spec, x, mean, shift, var);
+  void channel_statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var, T* rstd) const override {
+    channel_norm_part<T>().statistics(spec, x, mean, shift, var, rstd);
   }
-  void channel_forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* var, const T* gain, const T* bias, T* y,
-                       T* rstd) const override {
-    channel_norm_part<T>().forward(spec, x, mean, shift, var, gain, bias, y, rstd);
+  void channel_rstd(const ChannelNorm& spec, const T* var, T* rstd) const override {
+    for (int64_t c = 0; c < spec.channels; ++c) rstd[c] = spec.divide ? rstd_of<T>(static_cast<double>(var[c]), spec.eps) : T{1};
+  }
+  void channel_forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* rstd, const T* gain, const T* bias,
+                       T* y) const override {
+    channel_norm_part<T>().forward(spec, x, mean, shift, rstd, gain, bias, y);
   }
   void channel_backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
                         T* dgain, T* dbias) const override {

@@ -134,9 +134,13 @@ void mean_sums(const ChannelNorm& spec, const Piece& p, const T* x, double* tota
 }
 
 template <class T>
-void finish_mean(const ChannelNorm& spec, const Piece& p, const T* x, const double* totals, T* mean) {
+void finish_mean(const ChannelNorm& spec, const Piece& p, const T* x, const double* totals, T* mean, T* shift) {
   const double count = static_cast<double>(spec.batch * spec.space);
-  for (int64_t c = p.c; c < p.c + p.width; ++c) mean[c] = static_cast<T>(static_cast<double>(x[offset_of(spec, 0, c)]) + totals[c - p.c] / count);
+  for (int64_t c = p.c; c < p.c + p.width; ++c) {
+    const double exact = static_cast<double>(x[offset_of(spec, 0, c)]) + totals[c - p.c] / count;
+    mean[c] = static_cast<T>(exact);
+    shift[c] = static_cast<T>(exact - static_cast<double>(mean[c]));
+  }
 }
 
 // Second pass: squares about that mean, and what its rounding left over.
@@ -152,25 +156,41 @@ void square_sums(const ChannelNorm& spec, const Piece& p, const T* x, const T* m
 }
 
 template <class T>
-void finish_var(const ChannelNorm& spec, const Piece& p, const double* totals, T* mean, T* shift, T* var) {
-  const double count = static_cast<double>(spec.batch * spec.space);
-  for (int64_t c = 0; c < p.width; ++c) {
-    const double residual = totals[c] / count;
-    const double squares = totals[p.stride + c] - residual * totals[c];
-    var[p.c + c] = static_cast<T>((squares < 0 ? 0 : squares) / (count - (spec.unbiased ? 1 : 0)));
-    const double exact = static_cast<double>(mean[p.c + c]) + residual;
-    mean[p.c + c] = static_cast<T>(exact);
-    shift[p.c + c] = static_cast<T>(exact - static_cast<double>(mean[p.c + c]));
+void finish_var(const ChannelNorm& spec, const Piece& p, const T* x, const double* totals, T* mean, T* shift, T* var, T* rstd) {
+  const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+  for (int64_t i = 0; i < p.width; ++i) {
+    const int64_t c = p.c + i;
+    const double residual = totals[i] / count;
+    const double squares = totals[p.stride + i] - residual * totals[i];
+    var[c] = static_cast<T>((squares < 0 ? 0 : squares) / freedom);
+    if (!trustworthy<T>(static_cast<double>(var[c]), spec.eps)) {
+      const auto each = [&](auto&& f) {
+        for (int64_t n = 0; n < spec.batch; ++n)
+          for (int64_t j = 0; j < spec.space; ++j) f(x[offset_of(spec, n, c) + j]);
+      };
+      double scaled_var = 0;
+      const Statistics<T> s = scaled_statistics<T>(true, spec.eps, count, freedom, each, &scaled_var);
+      mean[c] = s.mean, shift[c] = s.shift, rstd[c] = s.rstd, var[c] = static_cast<T>(scaled_var);
+      continue;
+    }
+    const double exact = static_cast<double>(mean[c]) + residual;
+    mean[c] = static_cast<T>(exact);
+    shift[c] = static_cast<T>(exact - static_cast<double>(mean[c]));
+    rstd[c] = rstd_of<T>(static_cast<double>(var[c]), spec.eps);
   }
 }
 
 template <class T>
-void statistics_of(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var) {
+void statistics_of(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var, T* rstd) {
   const Cut cut(spec);
   const auto first = [&](const Piece& p, double* totals) { mean_sums(spec, p, x, totals); };
-  const auto first_done = [&](const Piece& p, const double* totals) { finish_mean(spec, p, x, totals, mean); };
+  const auto first_done = [&](const Piece& p, const double* totals) { finish_mean(spec, p, x, totals, mean, shift); };
+  if (!spec.divide) {
+    std::fill(rstd, rstd + spec.channels, T{1});
+    return for_each_block<1>(spec, cut, first, first_done);
+  }
   const auto second = [&](const Piece& p, double* totals) { square_sums(spec, p, x, mean, totals); };
-  const auto second_done = [&](const Piece& p, const double* totals) { finish_var(spec, p, totals, mean, shift, var); };
+  const auto second_done = [&](const Piece& p, const double* totals) { finish_var(spec, p, x, totals, mean, shift, var, rstd); };
   if (cut.groups == 1) {
     parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * spec.batch * spec.space)), [&](int64_t begin, int64_t end) {
       double totals[2 * max_block];
@@ -198,23 +218,40 @@ void gradient_sums(const ChannelNorm& spec, const Piece& p, const T* x, const T*
       totals);
 }
 
+// The sums of dy alone, which is all that centring needs.
+template <class T>
+void centring_sums(const ChannelNorm& spec, const Piece& p, const T* dy, double* totals) {
+  piece_sums<T, 1>(
+      spec, p, [&](int64_t start, auto at, auto) HWY_ATTR { return Terms<T, 1>{{at.load(dy + start)}}; }, totals);
+}
+
 // dx = scale (dy - bias_mean - x-hat gain_mean), scale = gain rstd, with the means of dy and dy x-hat over the channel and x-hat = d - offset. The
-// unbiased variance divides its sum by count - 1, and so does its gradient.
+// unbiased variance divides its sum by count - 1, and so does its gradient. Without division there is no gain_mean.
 template <class T>
 void backward_of(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
                  T* dgain, T* dbias) {
   const Scratch<T> arrays(3 * spec.channels);
   T *const scale = arrays.data(), *const constant = scale + spec.channels, *const gain_mean = constant + spec.channels;
-  if (dgain || dbias || !given_statistics) {
-    const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+  const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+  const bool sums_needed = dgain || dbias || !given_statistics;
+  if (sums_needed && !spec.divide && !dgain) {
+    for_each_block<1>(
+        spec, Cut(spec), [&](const Piece& p, double* totals) { centring_sums(spec, p, dy, totals); },
+        [&](const Piece& p, const double* totals) {
+          for (int64_t c = 0; c < p.width; ++c) {
+            constant[p.c + c] = static_cast<T>(-totals[c] / count);
+            if (dbias) dbias[p.c + c] = static_cast<T>(totals[c]);
+          }
+        });
+  } else if (sums_needed) {
     for_each_block<3>(
         spec, Cut(spec), [&](const Piece& p, double* totals) { gradient_sums(spec, p, x, mean, rstd, dy, totals); },
         [&](const Piece& p, const double* totals) {
           for (int64_t c = 0; c < p.width; ++c) {
             const double dy_sum = totals[c], offset = given_statistics ? 0 : totals[2 * p.stride + c] / count;
-            const double product = totals[p.stride + c] - offset * dy_sum;
-            gain_mean[p.c + c] = static_cast<T>(product / freedom);
-            constant[p.c + c] = static_cast<T>(offset * (product / freedom) - dy_sum / count);
+            const double product = totals[p.stride + c] - offset * dy_sum, product_mean = spec.divide ? product / freedom : 0;
+            gain_mean[p.c + c] = static_cast<T>(product_mean);
+            constant[p.c + c] = static_cast<T>(offset * product_mean - dy_sum / count);
             if (dbias) dbias[p.c + c] = static_cast<T>(dy_sum);
             if (dgain) dgain[p.c + c] = static_cast<T>(product);
           }
@@ -225,6 +262,11 @@ void backward_of(const ChannelNorm& spec, bool given_statistics, const T* x, con
   if (given_statistics) {
     for_each_element<T>(spec,
                         [&](int64_t start, auto at, auto channel) HWY_ATTR { at.store(dx + start, hn::Mul(channel(scale), at.load(dy + start))); });
+    return;
+  }
+  if (!spec.divide) {
+    for_each_element<T>(spec, [&](int64_t start, auto at, auto channel)
+                                  HWY_ATTR { at.store(dx + start, hn::Mul(channel(scale), hn::Add(at.load(dy + start), channel(constant)))); });
     return;
   }
   for_each_element<T>(spec, [&](int64_t start, auto at, auto channel) HWY_ATTR {
@@ -244,16 +286,15 @@ bool empty(const ChannelNorm& spec) { return spec.batch == 0 || spec.channels ==
 
 template <class T>
 struct CpuChannelNorm final : ChannelNormPart<T> {
-  void statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var) const override {
-    if (!empty(spec)) return statistics_of(flat(spec), x, mean, shift, var);
+  void statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var, T* rstd) const override {
+    if (!empty(spec)) return statistics_of(flat(spec), x, mean, shift, var, rstd);
     std::fill(mean, mean + spec.channels, T{0});
     std::fill(shift, shift + spec.channels, T{0});
-    std::fill(var, var + spec.channels, T{0});
+    if (spec.divide) std::fill(var, var + spec.channels, T{0});
+    std::fill(rstd, rstd + spec.channels, T{0});
   }
 
-  void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* var, const T* gain, const T* bias, T* y,
-               T* rstd) const override {
-    for (int64_t c = 0; c < spec.channels; ++c) rstd[c] = static_cast<T>(1 / std::sqrt(static_cast<double>(var[c]) + spec.eps));
+  void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* rstd, const T* gain, const T* bias, T* y) const override {
     if (empty(spec)) return;
     const Scratch<T> arrays(2 * spec.channels);
     T *const scale = arrays.data(), *const constant = scale + spec.channels;

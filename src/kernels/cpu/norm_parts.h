@@ -1,9 +1,60 @@
 #pragma once
-// The two halves of NormKernels on the CPU; norm.cpp joins them.
+// The two halves of NormKernels on the CPU, which norm.cpp joins, and what they share.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "kernels/norm.h"
 
 namespace lamina::kernels {
+
+/// 1/sqrt(var + eps).
+template <class T>
+T rstd_of(double var, double eps) {
+  return static_cast<T>(1 / std::sqrt(var + eps));
+}
+
+/// mean rounded to T is what the caller keeps; shift is what the rounding lost. At a large offset it is not small against the deviations, so x-hat
+/// is (x - mean - shift) rstd.
+template <class T>
+struct Statistics {
+  T mean = 0, shift = 0, rstd = 0;
+};
+
+/// Whether a variance that was summed in T can be trusted: its squares neither overflowed nor vanished, nor was there an inf or a NaN.
+template <class T>
+bool trustworthy(double var, double eps) {
+  constexpr double lowest = static_cast<double>(std::numeric_limits<T>::min()) / std::numeric_limits<T>::epsilon();
+  return var <= static_cast<double>(std::numeric_limits<T>::max()) && var + eps >= lowest;
+}
+
+/// The statistics where it cannot: values are scaled by their largest first, and eps with them. each(f) calls f(value) for all `count` values;
+/// `freedom` divides the sum of squares; var receives the variance, if not null. Rare, so plain loops.
+template <class T, class Each>
+Statistics<T> scaled_statistics(bool centre, double eps, double count, double freedom, Each each, double* var = nullptr) {
+  double scale = 0;
+  each([&](T value) { scale = std::max(scale, std::abs(static_cast<double>(value))); });
+  if (!(scale > 0) || !std::isfinite(scale)) scale = 1;
+  double mean = 0, square = 0;
+  if (centre) each([&](T value) { mean += static_cast<double>(value) / scale; });
+  mean /= count;
+  each([&](T value) {
+    const double d = static_cast<double>(value) / scale - mean;
+    square += d * d;
+  });
+  const double scaled_eps = std::sqrt(eps) / scale, deviation = scale * std::sqrt(square / freedom + scaled_eps * scaled_eps);
+  if (var) *var = square / freedom * scale * scale;
+  Statistics<T> result;
+  result.mean = static_cast<T>(mean * scale);
+  result.shift = static_cast<T>(mean * scale - static_cast<double>(result.mean));
+  constexpr double least = static_cast<double>(std::numeric_limits<T>::min());
+  if (!(deviation <= 1 / least))
+    result.rstd = std::numeric_limits<T>::quiet_NaN();
+  else if (deviation >= least)
+    result.rstd = static_cast<T>(1 / deviation);
+  return result;
+}
 
 template <class T>
 struct RowNormPart {
@@ -16,9 +67,9 @@ struct RowNormPart {
 template <class T>
 struct ChannelNormPart {
   virtual ~ChannelNormPart() = default;
-  virtual void statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var) const = 0;
-  virtual void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* var, const T* gain, const T* bias, T* y,
-                       T* rstd) const = 0;
+  virtual void statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var, T* rstd) const = 0;
+  virtual void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* rstd, const T* gain, const T* bias,
+                       T* y) const = 0;
   virtual void backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
                         T* dgain, T* dbias) const = 0;
 };

@@ -3,8 +3,6 @@
 #include <lamina/core/parallel.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 #include "kernels/cpu/norm_parts.h"
 #include "kernels/cpu/scratch.h"
@@ -22,38 +20,10 @@ namespace {
 
 constexpr int64_t parallel_elements = 32768;  // less work than this stays on one thread
 
-// mean rounded to T is what the caller keeps; shift is what the rounding lost. At a large offset it is not small against the deviations, so
-// x-hat is (x - mean - shift) rstd.
-template <class T>
-struct RowStatistics {
-  T mean = 0, shift = 0, rstd = 0;
-};
-
-// The same statistics where squares overflow or vanish in T (|x| beyond 1e19 in float32), or where the row is not finite: values are scaled by
-// their largest first, and eps with them. Rare, so plain loops.
-template <class T>
-RowStatistics<T> measure_scaled(bool centre, double eps, int64_t n, const T* x) {
-  double scale = 0;
-  for (int64_t i = 0; i < n; ++i) scale = std::max(scale, std::abs(static_cast<double>(x[i])));
-  if (!(scale > 0) || !std::isfinite(scale)) scale = 1;
-  double mean = 0, square = 0;
-  if (centre) {
-    for (int64_t i = 0; i < n; ++i) mean += x[i] / scale;
-    mean /= static_cast<double>(n);
-  }
-  for (int64_t i = 0; i < n; ++i) square += (x[i] / scale - mean) * (x[i] / scale - mean);
-  const double scaled_eps = std::sqrt(eps) / scale;
-  RowStatistics<T> result;
-  result.mean = static_cast<T>(mean * scale);
-  result.shift = static_cast<T>(mean * scale - static_cast<double>(result.mean));
-  result.rstd = static_cast<T>(1 / (scale * std::sqrt(square / static_cast<double>(n) + scaled_eps * scaled_eps)));
-  return result;
-}
-
 // Statistics of the n measured entries of a row.
 template <class T>
-RowStatistics<T> measure(bool centre, double eps, int64_t n, const T* x) {
-  RowStatistics<T> result;
+Statistics<T> measure(bool centre, double eps, int64_t n, const T* x) {
+  Statistics<T> result;
   if (n == 0) return result;
   const double count = static_cast<double>(n);
   double var = 0;
@@ -80,9 +50,11 @@ RowStatistics<T> measure(bool centre, double eps, int64_t n, const T* x) {
                      })[0] /
           count;
   }
-  constexpr double lowest = static_cast<double>(std::numeric_limits<T>::min()) / std::numeric_limits<T>::epsilon();
-  if (!(var <= std::numeric_limits<T>::max()) || var + eps < lowest) return measure_scaled(centre, eps, n, x);
-  result.rstd = static_cast<T>(1 / std::sqrt(var + eps));
+  if (!trustworthy<T>(var, eps))
+    return scaled_statistics<T>(centre, eps, count, count, [=](auto&& f) {
+      for (int64_t i = 0; i < n; ++i) f(x[i]);
+    });
+  result.rstd = rstd_of<T>(var, eps);
   return result;
 }
 
@@ -108,7 +80,7 @@ HWY_INLINE void for_each_run(const RowNorm& spec, int64_t row, F&& f) {
 
 // y = x-hat gain + bias over n elements; gain_at(at) and bias_at(at) give vectors.
 template <class T, class Gain, class Bias>
-HWY_INLINE void normalise(int64_t n, const RowStatistics<T>& s, const T* x, Gain gain_at, Bias bias_at, T* y) {
+HWY_INLINE void normalise(int64_t n, const Statistics<T>& s, const T* x, Gain gain_at, Bias bias_at, T* y) {
   const Vec<T> mean = set(s.mean), rstd = set(s.rstd), offset = set(static_cast<T>(-s.shift * s.rstd));
   for_each_vector<T>(n, [&](auto at) HWY_ATTR {
     const Vec<T> xhat = hn::MulAdd(hn::Sub(at.load(x), mean), rstd, offset);
@@ -117,7 +89,7 @@ HWY_INLINE void normalise(int64_t n, const RowStatistics<T>& s, const T* x, Gain
 }
 
 template <class T>
-void forward_row(const RowNorm& spec, int64_t row, const RowStatistics<T>& s, const T* x, const T* gain, const T* bias, T* y) {
+void forward_row(const RowNorm& spec, int64_t row, const Statistics<T>& s, const T* x, const T* gain, const T* bias, T* y) {
   const Vec<T> one = set(T{1}), none = zero<T>();
   for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
     if (affine_by_element(spec)) {
@@ -321,7 +293,7 @@ struct CpuRowNorm final : RowNormPart<T> {
     parallel_for(spec.rows, std::max<int64_t>(1, parallel_elements / std::max<int64_t>(spec.width, 1)), [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row) {
         const T* x_row = x + row * spec.width;
-        const RowStatistics<T> s = measure(spec.centre, spec.eps, measured_width(spec), x_row);
+        const Statistics<T> s = measure(spec.centre, spec.eps, measured_width(spec), x_row);
         if (spec.centre) mean[row] = s.mean;
         rstd[row] = s.rstd;
         forward_row(spec, row, s, x_row, gain, bias, y + row * spec.width);
