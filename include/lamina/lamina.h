@@ -23,6 +23,7 @@
 #include <lamina/nn/module.h>
 #include <lamina/nn/norm.h>
 #include <lamina/nn/sequential.h>
+#include <lamina/nn/weight_norm.h>
 #include <lamina/ops/dropout.h>
 #include <lamina/ops/elementwise.h>
 #include <lamina/ops/loss.h>

@@ -21,19 +21,27 @@ Shape matrix(const char* layer, int64_t rows, int64_t columns) {
 
 Linear::Linear(int64_t in, int64_t out, LinearOptions options) {
   const Shape shape = matrix("linear", out, in);
-  weight = Parameter(shape, options.weight_init.value_or(init::pytorch_default(shape)));
+  const Init weight_init = options.weight_init.value_or(init::pytorch_default(shape));
+  if (options.weight_norm)
+    weight_norm = WeightNorm(shape, weight_init);
+  else
+    weight = Parameter(shape, weight_init);
   if (options.bias) bias = Parameter({out}, options.bias_init.value_or(init::pytorch_default(shape)));
 }
 Tensor Linear::operator()(const Tensor& x) const {
-  const Tensor& w = weight;  // first, so that it is the weight that an error names
+  if (weight_norm.awaits_data()) weight_norm.set_from_data(linear(x, weight_norm.direction()), -1, bias);
+  const Tensor w = weight_norm.defined() ? weight_norm.value() : weight.value();  // first, so that it is the weight that an error names
   return linear(x, w, bias);
 }
 void Linear::members(Visitor& v) {
   v("weight", weight);
+  weight_norm.members(v, "weight");
   v("bias", bias);
 }
 std::string Linear::describe() const {
-  return fmt::format("Linear({} -> {}{})", weight.shape().size(1), weight.shape().size(0), bias.defined() ? "" : ", no bias");
+  const Shape& shape = weight_norm.defined() ? weight_norm.v.shape() : weight.shape();
+  return fmt::format("Linear({} -> {}{}{})", shape.size(1), shape.size(0), weight_norm.defined() ? ", weight norm" : "",
+                     bias.defined() ? "" : ", no bias");
 }
 
 Embedding::Embedding(int64_t count, int64_t width, int64_t padding) : padding_(padding) {

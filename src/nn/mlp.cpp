@@ -20,22 +20,19 @@ Function activation(const std::string& name) {
   fail_input("mlp", "unknown activation '{}'; expected one of {}", name, fmt::join(names, ", "));
 }
 
-Linear dense(int64_t in, int64_t out, const MLPOptions& options) {
-  LinearOptions linear{.bias = options.bias, .weight_init = init::parse(options.init, {out, in}), .bias_init = std::nullopt};
+Linear dense(int64_t in, int64_t out, bool normalised, const MLPOptions& options) {
+  LinearOptions linear{.bias = options.bias, .weight_init = init::parse(options.init, {out, in}), .weight_norm = normalised && options.norm.weight};
   if (options.bias_init != "pytorch") linear.bias_init = init::parse(options.bias_init, {out});
   return {in, out, linear};
 }
 
 void add_norm(Sequential& net, int64_t width, const MLPOptions& options) {
-  switch (options.norm.kind) {
-    case NormSpec::Kind::none: return;
-    case NormSpec::Kind::layer: net.add(LayerNorm(width, {.eps = options.eps})); return;
-    case NormSpec::Kind::batch: {
-      BatchNormLayerOptions batch_norm = options.batch_norm;
-      batch_norm.eps = options.eps;
-      net.add(BatchNorm1d(width, batch_norm));
-    }
-  }
+  NormLayer norm = make_norm(options.norm, {.builder = "mlp", .features = width}, {.eps = options.eps, .batch_norm = options.batch_norm});
+  std::visit(
+      [&](auto& layer) {
+        if constexpr (std::is_base_of_v<Module, std::decay_t<decltype(layer)>>) net.add(std::move(layer));
+      },
+      norm);
 }
 
 }  // namespace
@@ -51,13 +48,13 @@ Sequential MLP(const MLPOptions& options) {
   Sequential net;
   const size_t last = sizes.size() - 1;
   for (size_t i = 1; i < last; ++i) {
-    net.add(dense(sizes[i - 1], sizes[i], options));
+    net.add(dense(sizes[i - 1], sizes[i], true, options));
     if (options.norm_after_activation) net.add(act);
     add_norm(net, sizes[i], options);
     if (!options.norm_after_activation) net.add(act);
     if (options.dropout > 0) net.add(Dropout(options.dropout));
   }
-  net.add(dense(sizes[last - 1], sizes[last], options));
+  net.add(dense(sizes[last - 1], sizes[last], options.norm_output, options));
   if (options.norm_output) add_norm(net, sizes[last], options);
   return net;
 }

@@ -69,6 +69,7 @@ Module& Module::init(uint64_t seed) {
     else
       buffer->reset();
   }
+  for (const auto& [path, module] : modules()) module->drawn();
   return *this;
 }
 

@@ -6,6 +6,7 @@
 #include <lamina/ops/norm.h>
 
 #include "core/format.h"
+#include "nn/norm_pass.h"
 
 namespace lamina::nn {
 
@@ -34,37 +35,57 @@ std::string LayerNorm::describe() const {
   return fmt::format("LayerNorm({}{}{})", width_text(shape_), weight.defined() ? "" : ", no gain", bias.defined() ? "" : ", no bias");
 }
 
-BatchNorm1d::BatchNorm1d(int64_t channels, BatchNormLayerOptions options) : channels_(channels), options_(options) {
-  check_eps("batch_norm", options.eps);
-  if (channels < 0) fail("batch_norm", "expected a channel count >= 0, got {}", channels);
-  if (!(options.momentum >= 0 && options.momentum <= 1)) fail("batch_norm", "momentum: expected a value in [0, 1], got {}", options.momentum);
-  if (options.affine) {
-    weight = Parameter({channels}, init::ones());
-    bias = Parameter({channels}, init::zeros());
-  }
-  if (options.track_running_stats) {
-    running_mean = Buffer(Tensor::zeros({channels}));
-    running_var = Buffer(Tensor::ones({channels}));
-    num_batches_tracked = Buffer(Tensor::zeros({}, DType::i64));
-  }
+RMSNorm::RMSNorm(const Shape& normalized_shape, RMSNormLayerOptions options) : shape_(normalized_shape), options_(options) {
+  check_eps("rms_norm", options.eps.value_or(0));
+  if (!(options.partial > 0 && options.partial <= 1)) fail("rms_norm", "partial: expected a value in (0, 1], got {}", options.partial);
+  if (options.gain) weight = Parameter(shape_, init::ones());
+  if (options.bias) bias = Parameter(shape_, init::zeros());
+}
+Tensor RMSNorm::operator()(const Tensor& x) const { return rms_norm(x, shape_, weight, bias, {.partial = options_.partial, .eps = options_.eps}); }
+void RMSNorm::members(Visitor& v) {
+  v("weight", weight);
+  v("bias", bias);
+}
+std::string RMSNorm::describe() const {
+  return fmt::format("RMSNorm({}{}{}{})", width_text(shape_), options_.partial < 1 ? fmt::format(", partial {}", options_.partial) : "",
+                     weight.defined() ? "" : ", no gain", bias.defined() ? ", bias" : "");
 }
 
-Tensor BatchNorm1d::operator()(const Tensor& x) {
-  const Shape& shape = x.shape();
-  if ((shape.rank() != 2 && shape.rank() != 3) || shape.size(1) != channels_)
-    fail("batch_norm", "x: expected [N, {0}] or [N, {0}, L], got {1} (in {2})", channels_, shape, describe());
-  const bool from_batch = training() || !running_mean.defined();
-  if (from_batch && channels_ > 0 && shape.numel() == channels_)
-    fail("batch_norm", "x: one value per channel has no variance: got {} (in {}); use a larger batch, or eval()", shape, describe());
-  return batch_norm(x, weight, bias, running_mean.tensor(), running_var.tensor(), num_batches_tracked.tensor(),
-                    {.training = training(),
-                     .momentum = options_.momentum,
-                     .cumulative = options_.cumulative || population_pass_,
-                     .unbiased = options_.unbiased,
-                     .eps = options_.eps});
+GroupNorm::GroupNorm(int64_t groups, int64_t channels, GroupNormOptions options) : groups_(groups), channels_(channels), options_(options) {
+  check_eps("group_norm", options.eps);
+  if (channels < 0) fail("group_norm", "expected a channel count >= 0, got {}", channels);
+  if (groups < 1 || channels % groups != 0) fail("group_norm", "groups: expected a number that divides the {} channels, got {}", channels, groups);
+  if (!options.affine) return;
+  weight = Parameter({channels}, init::ones());
+  bias = Parameter({channels}, init::zeros());
+}
+Tensor GroupNorm::operator()(const Tensor& x) const {
+  if (x.rank() < 2 || x.size(1) != channels_)
+    fail("group_norm", "x: expected [N, {0}] or [N, {0}, ...], got {1} (in {2})", channels_, x.shape(), describe());
+  return group_norm(x, groups_, weight, bias, options_.eps);
+}
+void GroupNorm::members(Visitor& v) {
+  v("weight", weight);
+  v("bias", bias);
+}
+std::string GroupNorm::describe() const {
+  return fmt::format("GroupNorm({} groups of {}{})", groups_, channels_ / groups_, options_.affine ? "" : ", not affine");
 }
 
-void BatchNorm1d::members(Visitor& v) {
+TrackingNorm::TrackingNorm(int64_t channels, const Settings& settings)
+    : channels_(channels), op_(settings.op), rank_min_(settings.rank_min), rank_max_(settings.rank_max) {
+  check_eps(op_, settings.eps);
+  if (channels < 0) fail(op_, "expected a channel count >= 0, got {}", channels);
+  if (!(settings.momentum >= 0 && settings.momentum <= 1)) fail(op_, "momentum: expected a value in [0, 1], got {}", settings.momentum);
+  if (settings.gain) weight = Parameter({channels}, init::ones());
+  if (settings.bias) bias = Parameter({channels}, init::zeros());
+  if (!settings.track) return;
+  running_mean = Buffer(Tensor::zeros({channels}));
+  if (settings.track_var) running_var = Buffer(Tensor::ones({channels}));
+  num_batches_tracked = Buffer(Tensor::zeros({}, DType::i64));
+}
+
+void TrackingNorm::members(Visitor& v) {
   v("weight", weight);
   v("bias", bias);
   v("running_mean", running_mean);
@@ -72,16 +93,20 @@ void BatchNorm1d::members(Visitor& v) {
   v("num_batches_tracked", num_batches_tracked);
 }
 
-std::string BatchNorm1d::describe() const {
-  return fmt::format("BatchNorm1d({}{}{}{})", channels_, options_.affine ? "" : ", not affine",
-                     options_.track_running_stats ? "" : ", no running statistics", options_.unbiased ? ", unbiased" : "");
+void TrackingNorm::check(const Tensor& x) const {
+  const Shape& shape = x.shape();
+  if (shape.rank() >= rank_min_ && shape.rank() <= rank_max_ && shape.size(1) == channels_) return;
+  std::vector<std::string> layouts;
+  for (int rank = rank_min_; rank <= rank_max_; ++rank)
+    layouts.push_back(fmt::format("[N, {}{}]", channels_, rank == 2 ? "" : rank == 3 ? ", L" : ", H, W"));
+  fail(op_, "x: expected {}, got {} (in {})", fmt::join(layouts, " or "), shape, describe());
 }
 
-void BatchNorm1d::begin_population_statistics() {
+void TrackingNorm::begin_population_statistics() {
   if (!running_mean.defined() || population_pass_) return;
   population_pass_ = true;
   former_mean_ = running_mean.tensor().clone();
-  former_var_ = running_var.tensor().clone();
+  if (running_var.defined()) former_var_ = running_var.tensor().clone();
   former_count_ = num_batches_tracked.tensor().clone();
   // Cumulative averages start from a count of 0: the k-th batch gets weight 1/k. Finite values, so that none of an infected average stays.
   running_mean.reset();
@@ -89,55 +114,107 @@ void BatchNorm1d::begin_population_statistics() {
   num_batches_tracked.reset();
 }
 
-void BatchNorm1d::end_population_statistics(bool keep) {
+void TrackingNorm::end_population_statistics(bool keep) {
   if (!population_pass_) return;
   population_pass_ = false;
   if (!keep || num_batches_tracked.tensor().item() == 0) {
     running_mean.tensor().copy_(former_mean_);
-    running_var.tensor().copy_(former_var_);
+    if (running_var.defined()) running_var.tensor().copy_(former_var_);
   }
   num_batches_tracked.tensor().copy_(former_count_);
   former_mean_ = former_var_ = former_count_ = Tensor();
 }
 
-void recompute_population_statistics(Module& model, const std::function<void()>& forward) {
-  struct Restore {
-    std::vector<std::pair<Module*, bool>> modes;
-    std::vector<BatchNorm1d*> norms;
-    bool done = false;
-    ~Restore() {
-      for (BatchNorm1d* norm : norms) norm->end_population_statistics(done);
-      for (const auto& [module, training] : modes) module->set_training(training);
-    }
-  } restore;
+BatchNorm::BatchNorm(const char* name, int rank_min, int rank_max, int64_t channels, const BatchNormLayerOptions& options)
+    : TrackingNorm(channels, {.op = "batch_norm",
+                              .rank_min = rank_min,
+                              .rank_max = rank_max,
+                              .eps = options.eps,
+                              .momentum = options.momentum,
+                              .gain = options.affine && !options.mean_only,
+                              .bias = options.affine,
+                              .track = options.track_running_stats,
+                              .track_var = !options.mean_only}),
+      name_(name),
+      options_(options) {}
+
+Tensor BatchNorm::operator()(const Tensor& x) {
+  check(x);
+  if (from_data() && channels_ > 0 && x.numel() == channels_)
+    fail("batch_norm", "x: one value per channel has no {}: got {} (in {}); use a larger batch, or eval()",
+         options_.mean_only ? "mean but itself" : "variance", x.shape(), describe());
+  return batch_norm(x, weight, bias, running_mean.tensor(), running_var.tensor(), num_batches_tracked.tensor(),
+                    {.training = training(),
+                     .momentum = options_.momentum,
+                     .cumulative = options_.cumulative || population_pass_,
+                     .unbiased = options_.unbiased,
+                     .mean_only = options_.mean_only,
+                     .eps = options_.eps});
+}
+
+std::string BatchNorm::describe() const {
+  return fmt::format("{}({}{}{}{}{})", name_, channels_, options_.mean_only ? ", mean only" : "", options_.affine ? "" : ", not affine",
+                     options_.track_running_stats ? "" : ", no running statistics", options_.unbiased ? ", unbiased" : "");
+}
+
+InstanceNorm::InstanceNorm(const char* name, int rank, int64_t channels, const InstanceNormLayerOptions& options)
+    : TrackingNorm(channels, {.op = "instance_norm",
+                              .rank_min = rank,
+                              .rank_max = rank,
+                              .eps = options.eps,
+                              .momentum = options.momentum,
+                              .gain = options.affine,
+                              .bias = options.affine,
+                              .track = options.track_running_stats,
+                              .track_var = true}),
+      name_(name),
+      options_(options) {}
+
+Tensor InstanceNorm::operator()(const Tensor& x) {
+  check(x);
+  if (from_data() && x.numel() > 0 && x.numel() == x.size(0) * channels_)
+    fail("instance_norm", "x: one value per instance has no variance: got {} (in {})", x.shape(), describe());
+  return instance_norm(
+      x, weight, bias, running_mean.tensor(), running_var.tensor(), num_batches_tracked.tensor(),
+      {.training = training(), .momentum = options_.momentum, .cumulative = options_.cumulative || population_pass_, .eps = options_.eps});
+}
+
+std::string InstanceNorm::describe() const {
+  return fmt::format("{}({}{}{})", name_, channels_, options_.affine ? ", affine" : "", options_.track_running_stats ? ", running statistics" : "");
+}
+
+TrackingNorm* tracking_norm(Module* module) {
+  if (auto* norm = dynamic_cast<Norm*>(module))
+    return std::visit(
+        [](auto& layer) -> TrackingNorm* {
+          if constexpr (std::is_base_of_v<TrackingNorm, std::decay_t<decltype(layer)>>) return &layer;
+          return nullptr;
+        },
+        norm->layer);
+  return dynamic_cast<TrackingNorm*>(module);
+}
+
+StatisticsPass::StatisticsPass(Module& model) {
   for (const auto& [path, module] : model.modules()) {
-    restore.modes.emplace_back(module, module->training());
-    auto* norm = dynamic_cast<BatchNorm1d*>(module);
+    modes_.emplace_back(module, module->training());
+    TrackingNorm* norm = tracking_norm(module);
     module->set_training(norm != nullptr);
     if (!norm) continue;
     norm->begin_population_statistics();
-    restore.norms.push_back(norm);
+    norms_.push_back(norm);
   }
+}
+
+StatisticsPass::~StatisticsPass() {
+  for (TrackingNorm* norm : norms_) norm->end_population_statistics(keep_);
+  for (const auto& [module, training] : modes_) module->set_training(training);
+}
+
+void recompute_population_statistics(Module& model, const std::function<void()>& forward) {
+  StatisticsPass pass(model);
   const NoGrad no_grad;
   forward();
-  restore.done = true;
-}
-
-NormSpec NormSpec::parse(const std::string& text) {
-  for (const Kind kind : {Kind::none, Kind::layer, Kind::batch})
-    if (NormSpec(kind).str() == text) return kind;
-  fail_input("norm", "unknown '{}'; expected one of {}", text, fmt::join(names(), ", "));
-}
-
-std::vector<std::string> NormSpec::names() { return {"none", "layer", "batch"}; }
-
-std::string NormSpec::str() const {
-  switch (kind) {
-    case Kind::layer: return "layer";
-    case Kind::batch: return "batch";
-    case Kind::none: break;
-  }
-  return "none";
+  pass.keep();
 }
 
 }  // namespace lamina::nn

@@ -11,6 +11,11 @@
 
 namespace lamina::test {
 
+/// Every norm that an MLP of even widths takes; tests/golden/mlp_*.safetensors has them.
+inline std::vector<std::string> mlp_norms() {
+  return {"none", "layer", "batch", "meanbatch", "group:2", "rms", "prms:0.2", "weight", "weight+meanbatch"};
+}
+
 /// All names of a state dict, separated by spaces.
 inline std::string names(const nn::StateDict& state) {
   std::string text;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <lamina/nn/module.h>
+#include <lamina/nn/weight_norm.h>
 #include <lamina/ops/elementwise.h>
 
 namespace lamina::nn {
@@ -14,17 +15,21 @@ struct LinearOptions {
   bool bias = true;
   std::optional<Init> weight_init = {};  // default: init::pytorch_default
   std::optional<Init> bias_init = {};    // default: U(-1/sqrt(in), 1/sqrt(in))
+  bool weight_norm = false;              // the weight is g v / ||v||; weight_init draws v
 };
 
-/// y = x W^T + b: [..., in] -> [..., out]. Parameters: weight [out, in], bias [out]. Throws Error for negative sizes.
+/// y = x W^T + b: [..., in] -> [..., out]. Parameters: weight [out, in] (with weight norm instead weight_g [out, 1] and weight_v [out, in]), bias
+/// [out]. Throws Error for negative sizes.
 class Linear : public Module {
  public:
   Linear(int64_t in, int64_t out, LinearOptions options = {});
   Tensor operator()(const Tensor& x) const;
   void members(Visitor& v) override;
+  void drawn() override { weight_norm.drawn(); }
   std::string describe() const override;
 
   Parameter weight, bias;
+  WeightNorm weight_norm;  // absent, or in place of weight
 };
 
 /// A table of vectors: ids i64 [...] -> [..., width]. Parameter: weight [count, width] ~ N(0, 1); row `padding` starts as zero and gets no gradient.
