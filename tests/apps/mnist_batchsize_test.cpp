@@ -218,11 +218,11 @@ TEST_CASE("help shows every default; a config file is read and unknown keys are 
   const Ended help = run({"--help"});
   CHECK(help.code == 0);
   CHECK(help.err.empty());
-  for (const char* text : {"--norms", "none,layer,batch", "--batch-sizes", "128,4",     "--epochs",      "=60",           "--lr",
-                           "0.001",   "--bn-momentum",    "=0.1",          "--bn-eval", "running",       "--bn-variance", "=auto",
-                           "--init",  "=pytorch",         "--hidden",      "1000,1000", "--input-range", "=unit",         "--device",
-                           "=auto"})
+  for (const char* text : {"--norms", "none,layer,batch", "--batch-sizes", "128,4", "--epochs", "--lr", "0.001", "--bn-momentum", "--bn-eval",
+                           "running", "--bn-variance", "--init", "--hidden", "1000,1000", "--input-range", "--device"})
     CHECK_THAT(help.out, contains(text));
+  for (const std::string value : {"60", "0.1", "auto", "pytorch", "unit"})  // CLI11 2.5 writes [60] where 2.1 writes =60
+    CHECK_THAT(help.out, contains("=" + value) || contains("[" + value + "]"));
 
   const TempDir out;
   put(out / "good.toml",
