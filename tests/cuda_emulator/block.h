@@ -1,0 +1,96 @@
+#pragma once
+// The emulator's core: executor.cpp starts blocks and lets their threads take turns, waits.cpp has what they wait for.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <random>
+#include <source_location>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cuda_emulator/executor.h"
+#include "cuda_emulator/fiber.h"
+
+namespace cuda_emulator {
+
+std::string text(const Dim& d);
+std::string text(const std::source_location& at);  // "file.cu:12"
+
+enum class State { unstarted, ready, at_barrier, in_warp_operation, done };
+
+struct Thread {
+  Dim index;
+  State state = State::unstarted;
+  Fiber* fiber = nullptr;  // where it runs or waits
+  WarpCall call;           // in_warp_operation: which; at_barrier: where
+  Vote vote = Vote::none;
+  uint64_t result = 0;
+};
+
+// One launch at a time. A fiber takes thread after thread as long as they end without waiting, so kernels without barriers run as plain calls in a
+// loop.
+class Executor {
+ public:
+  void run_grid(const std::string& kernel, Dim grid, Dim block, size_t shared_bytes, size_t shared_limit, const std::function<void()>& body);
+  int barrier(Vote vote, int value, std::source_location where);
+  uint64_t warp_operation(const WarpCall& call);
+
+  Memory* shared(size_t from, size_t bytes, size_t alignment);
+  void use_static(Memory* memory);
+  std::string whereabouts() const;
+  std::string describe_phase(uint32_t phase) const;
+  [[noreturn]] void fail_launch();
+
+  uint64_t seed = 0;
+  int64_t switches = 0;
+
+ private:
+  void run_block();
+  void work(Fiber& self);
+  static void fiber_entry();
+  void leave(Fiber& from);
+  void wait(State state);
+  void make_current(Thread& thread);
+  void new_phase();
+  void release_barrier();
+  std::vector<int> order(size_t n);
+  Fiber* idle_fiber();
+  void abandon();
+  [[noreturn]] void report_deadlock();
+  std::string waits_for(const Thread& thread) const;
+  Thread& current() { return threads_[static_cast<size_t>(now.thread)]; }
+  std::span<Thread> warp_of(const Thread& thread);
+  std::array<const WarpCall*, lanes> matching_calls(const WarpCall& call, std::span<Thread> warp, int lane);
+
+  std::string kernel_ = "host";
+  bool running_ = false;
+  const std::function<void()>* body_ = nullptr;
+  size_t shared_limit_ = 0, shared_used_ = 0;
+  std::unique_ptr<Memory> dynamic_;
+  std::vector<Memory*> statics_;
+  std::vector<uint32_t> block_phases_;  // the first phase of each block of this launch, and
+  std::vector<Dim> block_indices_;      // which block it was
+  std::vector<Thread> threads_;
+  std::vector<WarpClocks> clocks_;       // of each warp,
+  std::vector<uint32_t> lanes_waiting_;  // and its lanes that are in a warp operation
+  std::deque<int> queue_;                // threads that can go on
+  size_t done_ = 0, waiting_ = 0;
+  int vote_any_ = 0, vote_count_ = 0;
+  std::exception_ptr error_;
+  std::mt19937_64 random_;
+
+  std::unique_ptr<Fiber> host_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> idle_;
+  Fiber* entering_ = nullptr;
+};
+
+Executor& executor();
+
+}  // namespace cuda_emulator
