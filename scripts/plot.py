@@ -22,7 +22,11 @@ import numpy as np
 from matplotlib import ticker
 
 # Colours that stay apart for colour-blind readers (Okabe and Ito) and in grey; drawn in this order, the paper's subject on top.
-NORMS = {"none": ("Baseline", "#6b6b6b", "s"), "batch": ("BatchNorm", "#0072b2", "^"), "layer": ("LayerNorm", "#d55e00", "o")}
+NORMS = {
+    "none": ("Baseline", "#6b6b6b", "s"), "weight": ("WeightNorm", "#000000", "P"), "meanbatch": ("Mean-only BN", "#56b4e9", "v"),
+    "weight+meanbatch": ("WeightNorm + mean BN", "#8c564b", "X"), "group": ("GroupNorm", "#f0a000", "D"), "rms": ("RMSNorm", "#009e73", "<"),
+    "prms": ("pRMSNorm", "#cc79a7", ">"), "batch": ("BatchNorm", "#0072b2", "^"), "layer": ("LayerNorm", "#d55e00", "o"),
+}
 STYLE = {
     "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 9, "legend.fontsize": 9,
     "xtick.labelsize": 8, "ytick.labelsize": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
@@ -83,16 +87,28 @@ def over_seeds(seeds, split, metric):
     return np.array(rows).reshape(-1, 4).T
 
 
-def draw_line(axes, seeds, split, metric, norm, scale=1.0, log=False):
+def styles(norms):
+    """{norm: (label, colour, marker, line)}, in the order of drawing; "group:8" is "GroupNorm (8)", and of two of a kind the second is dashed."""
+    kinds, result = list(NORMS), {}
+    place = lambda norm: (kinds.index(kind) if (kind := norm.partition(":")[0]) in NORMS else len(kinds), norm)
+    for norm in sorted(norms, key=place):
+        kind, _, number = norm.partition(":")
+        label, colour, marker = NORMS.get(kind, (kind, None, "d"))
+        before = sum(other.partition(":")[0] == kind for other in result)
+        result[norm] = (f"{label} ({number})" if number else label, colour, marker, ("-", "--", ":", "-.")[before % 4])
+    return result
+
+
+def draw_line(axes, seeds, split, metric, style, scale=1.0, log=False):
     """Returns what was drawn: (epochs, lowest, highest)."""
     epoch, mean, low, high = over_seeds(seeds, split, metric)
     if not len(epoch):
         return epoch, low, high
     mean, low, high = (np.where(v > 0, v, np.nan) * scale if log else v * scale for v in (mean, low, high))   # log of 0: a gap
-    label, colour, marker = NORMS.get(norm, (norm, None, "d"))
+    label, colour, marker, dashes = style
     few = len(epoch) <= 12
-    line, = axes.plot(epoch, mean, color=colour, label=label, linewidth=1.6 if few else 1.3, marker=marker if few else None, markersize=4.5,
-                      markeredgewidth=0, clip_on=not few, zorder=3)
+    line, = axes.plot(epoch, mean, color=colour, label=label, linestyle=dashes, linewidth=1.6 if few else 1.3, marker=marker if few else None,
+                      markersize=4.5, markeredgewidth=0, clip_on=not few, zorder=3)
     if len(seeds) > 1:
         axes.fill_between(epoch, low, high, color=line.get_color(), alpha=0.18, linewidth=0, zorder=2)
     return epoch, low, high
@@ -134,7 +150,7 @@ def describe(runs, config, cut):
 
 
 def draw(runs, config, title):
-    order = [n for n in NORMS if any(k[0] == n for k in runs)] + sorted({k[0] for k in runs} - set(NORMS))
+    lines = styles({norm for norm, _ in runs})
     batches = sorted({batch for _, batch in runs}, reverse=True)
     width = max(4.2, 0.9 + 3.25 * len(batches))
     figure, grid = plt.subplots(2, len(batches), figsize=(width, 5.4), sharex="col", sharey="row", squeeze=False)
@@ -142,10 +158,10 @@ def draw(runs, config, title):
     for column, batch in enumerate(batches):
         top, bottom = grid[:, column]
         top.set_yscale("log", nonpositive="mask")
-        for norm in order:
+        for norm, style in lines.items():
             seeds = runs.get((norm, batch), {})
-            draw_line(top, seeds, "train", "nll", norm, log=True)
-            drawn_error.append(draw_line(bottom, seeds, "test", "error", norm, scale=100))
+            draw_line(top, seeds, "train", "nll", style, log=True)
+            drawn_error.append(draw_line(bottom, seeds, "test", "error", style, scale=100))
         top.set_title(f"batch size {batch}", pad=6)
         bottom.set_xlabel("epoch")
         bottom.xaxis.set_major_locator(ticker.MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
@@ -162,11 +178,14 @@ def draw(runs, config, title):
     names = {"mnist": "MNIST", "fashion": "Fashion-MNIST"}
     figure.suptitle(title or f"{names.get(config.get('dataset'), 'MNIST')}, 784-1000-1000-10", fontsize=11.5, y=0.985)
     figure.text(0.5, 0.935, describe(runs, config, cut), ha="center", va="top", fontsize=8, color="#555555")
+    rows = 1
     if handles:
-        labels = [l for l in (NORMS.get(n, (n,))[0] for n in reversed(order)) if l in handles]
-        figure.legend([handles[l] for l in labels], labels, loc="upper center", bbox_to_anchor=(0.5, 0.912), ncol=len(labels), frameon=False,
+        labels = [label for label, *_ in reversed(list(lines.values())) if label in handles]
+        columns = min(len(labels), 2 * len(batches)) if len(labels) > 3 else len(labels)
+        rows = math.ceil(len(labels) / columns)
+        figure.legend([handles[l] for l in labels], labels, loc="upper center", bbox_to_anchor=(0.5, 0.912), ncol=columns, frameon=False,
                       handlelength=1.8, columnspacing=2.2)
-    figure.tight_layout(rect=(0, 0, 1, 0.915), h_pad=1.2, w_pad=1.6)
+    figure.tight_layout(rect=(0, 0, 1, 0.915 - 0.038 * (rows - 1)), h_pad=1.2, w_pad=1.6)
     return figure
 
 

@@ -1,6 +1,7 @@
 #include "mnist_batchsize/options.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <lamina/nn/init.h>
 #include <lamina/optim/schedule.h>
@@ -22,7 +23,10 @@ constexpr const char* footer =
 
 void add_experiment(CLI::App& app, Options& o) {
   const std::string group = "What is run";
-  app.add_option("--norms", o.norms, "Normalisers: any of none, layer, batch")->delimiter(',')->group(group)->type_name("LIST");
+  app.add_option("--norms", o.norms, fmt::format("Normalisers: any of {}", fmt::join(nn::norm_names({.features = 1000}), ", ")))
+      ->delimiter(',')
+      ->group(group)
+      ->type_name("LIST");
   app.add_option("--batch-sizes", o.batch_sizes, "Batch sizes")->delimiter(',')->group(group)->type_name("LIST")->transform(cli::whole_at_least(1));
   app.add_option("--seeds", o.seeds, "Seeds of initial weights and order of images; the figure shows mean and band over them")
       ->delimiter(',')
@@ -140,10 +144,16 @@ void check(const Options& o) {
   cli::require_distinct("--norms", o.norms);
   cli::require_distinct("--batch-sizes", o.batch_sizes);
   cli::require_distinct("--seeds", o.seeds);
-  for (const std::string& norm : o.norms) named("--norms", [&] { nn::NormSpec::parse(norm); });
+  std::vector<int64_t> widths = o.hidden;
+  if (o.norm_output) widths.push_back(classes);
+  for (const std::string& norm : o.norms)
+    named("--norms", [&] {
+      const auto spec = nn::NormSpec::parse(norm);
+      for (const int64_t width : widths) nn::make_norm(spec, {.builder = "mlp", .features = width});
+    });
   for (const Cell& cell : grid(o))
-    if (cell.norm == "batch" && cell.batch_size == 1)
-      throw InputError("--batch-sizes: batch norm needs at least 2 images in a batch, got 1 (leave 'batch' out of --norms)");
+    if (nn::NormSpec(cell.norm).couples_batch() && cell.batch_size == 1)
+      throw InputError(fmt::format("--batch-sizes: batch norm needs at least 2 images in a batch, got 1 (leave '{}' out of --norms)", cell.norm));
   named("--init", [&] { nn::init::parse(o.init, Shape{1, 1}); });
   named("--schedule", [&] { optim::Schedule::parse(o.schedule); });
   named("--device", [&] { Device::parse(o.device); });
@@ -193,10 +203,10 @@ train::RunInfo describe(const Options& o, const Cell& cell) {
                        {"norm_output", o.norm_output},
                        {"norm_after_relu", o.norm_after_relu},
                        {"input_range", o.input_range}};
-  if (cell.norm == "batch") {
+  if (const nn::NormSpec norm = cell.norm; norm.couples_batch()) {
     config.emplace_back("bn_momentum", o.bn_momentum);
     config.emplace_back("bn_eval", o.bn_eval);
-    config.emplace_back("bn_variance", std::string(unbiased_variance(o, cell.batch_size) ? "unbiased" : "biased"));
+    if (!norm.mean_only) config.emplace_back("bn_variance", std::string(unbiased_variance(o, cell.batch_size) ? "unbiased" : "biased"));
   }
   config.emplace_back("optimizer", o.optimizer);
   config.emplace_back("lr", o.lr);

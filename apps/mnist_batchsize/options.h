@@ -53,6 +53,9 @@ struct Options {
 /// Reads and checks the command line; nothing when help was asked for. Throws InputError.
 std::optional<Options> parse_options(int argc, char** argv);
 
+/// Of MNIST and its like.
+inline constexpr int64_t classes = 10;
+
 /// One run of the grid.
 struct Cell {
   std::string norm;

@@ -57,12 +57,15 @@ std::vector<Row> rows_of(const std::vector<Result>& results) {
 }  // namespace
 
 std::string table(const std::vector<Result>& results) {
-  std::string text = fmt::format("{:<6} {:>10} {:>6} {:>7} {:>15} {:>16} {:>13} {:>10} {:>10}\n", "norm", "batch size", "seeds", "epochs",
+  const std::vector<Row> rows = rows_of(results);
+  size_t width = 6;
+  for (const Row& row : rows) width = std::max(width, row.norm.size());
+  std::string text = fmt::format("{:<{}} {:>10} {:>6} {:>7} {:>15} {:>16} {:>13} {:>10} {:>10}\n", "norm", width, "batch size", "seeds", "epochs",
                                  "best test err", "final test err", "train NLL", "s/epoch", "samples/s");
-  for (const Row& row : rows_of(results))
-    text += fmt::format("{:<6} {:>10} {:>6} {:>7} {:>13.2f} % {:>14.2f} % {:>13.4g} {:>10.3g} {:>10}\n", row.norm, row.batch_size, row.seeds.size(),
-                        row.seeds.front().epochs, row.mean(&Result::best_test_error) * 100, row.mean(&Result::final_test_error) * 100,
-                        row.mean(&Result::final_train_nll), row.mean(&Result::seconds_per_epoch),
+  for (const Row& row : rows)
+    text += fmt::format("{:<{}} {:>10} {:>6} {:>7} {:>13.2f} % {:>14.2f} % {:>13.4g} {:>10.3g} {:>10}\n", row.norm, width, row.batch_size,
+                        row.seeds.size(), row.seeds.front().epochs, row.mean(&Result::best_test_error) * 100,
+                        row.mean(&Result::final_test_error) * 100, row.mean(&Result::final_train_nll), row.mean(&Result::seconds_per_epoch),
                         train::format_count(row.mean(&Result::samples_per_second)));
   return text;
 }

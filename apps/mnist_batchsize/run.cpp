@@ -15,8 +15,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t classes = 10;
-
 // Mean and standard deviation of all pixels, over 255; sums of integers, so exact.
 std::pair<double, double> pixel_statistics(const Tensor& images) {
   const uint8_t* pixels = images.data<uint8_t>();
@@ -188,7 +186,8 @@ std::optional<Result> run_cell(const Options& options, const Data& data, const C
   training.schedule = optim::Schedule::parse(options.schedule);
   training.folder = folder;
   training.progress = &progress;
-  if (cell.norm == "batch" && options.bn_eval == "population") training.before_evaluation = [&] { population_pass(model, batches); };
+  if (nn::NormSpec(cell.norm).couples_batch() && options.bn_eval == "population")
+    training.before_evaluation = [&] { population_pass(model, batches); };
 
   train::RunLog log(folder, describe(options, cell));
   training.log = &log;

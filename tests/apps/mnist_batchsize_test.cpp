@@ -129,6 +129,27 @@ TEST_CASE("every norm and batch size trains; table, JSON and run folders agree",
   }
 }
 
+TEST_CASE("the other norms train by name too", "[apps]") {
+  const TempDir out;
+  const std::string norms = "meanbatch,group:2,rms,prms:0.25,weight,weight+meanbatch";
+  const Ended ended = run(small(out.path(), {"--norms", norms, "--bn-eval", "population", "--json"}));
+  INFO(ended.err);
+  REQUIRE(ended.code == 0);
+  std::string named;
+  const json result = json::parse(last_line(ended.out));
+  for (const json& r : result["runs"]) {
+    const std::string norm = r["norm"];
+    named += (named.empty() ? "" : ",") + norm;
+    const fs::path folder = out / (norm + "-n16-s1");
+    const json config = json::parse(get(folder / "run.json"))["config"];
+    CHECK(config["norm"] == norm);
+    CHECK(config.contains("bn_eval") == (norm.find("meanbatch") != std::string::npos));
+    CHECK_FALSE(config.contains("bn_variance"));
+    CHECK((io::read_safetensors(folder / "best.safetensors").find("0.weight_g") != nullptr) == (norm.find("weight") == 0));
+  }
+  CHECK(named == norms);
+}
+
 TEST_CASE("the program learns", "[apps]") {
   const TempDir out;
   const Ended ended = run(small(out.path(), {"--norms", "layer", "--batch-sizes", "4", "--epochs", "6", "--lr", "0.01", "--json"}));
@@ -172,6 +193,10 @@ TEST_CASE("wrong options are refused in one line", "[apps]") {
       {{"--norms", "foo"}, "unknown 'foo'; expected one of none, layer, batch"},
       {{"--norms", "BatchNorm"}, "unknown 'BatchNorm'"},
       {{"--norms", "layer,layer"}, "--norms: layer is named twice"},
+      {{"--norms", "layer,instance"},
+       "--norms: [mlp] norm: 'instance' needs an axis after the channels, as in [N, C, L], got [N, 8]; expected one of"},
+      {{"--norms", "group:4"}, "'group:4' does not divide 6 features into equal groups; expected one of none, layer, batch, meanbatch, group:3, rms"},
+      {{"--norms", "meanbatch", "--batch-sizes", "1"}, "(leave 'meanbatch' out of --norms)"},
       {{"--batch-sizes", "0"}, "--batch-sizes: expected at least 1, got 0"},
       {{"--batch-sizes", "-4"}, "--batch-sizes: expected at least 1, got -4"},
       {{"--batch-sizes", "4.5"}, "--batch-sizes"},
