@@ -20,6 +20,8 @@ while (($#)); do
   shift
 done
 
+if $record && [[ -n $filter ]]; then status=2 die "--record writes the whole table: it does not go with --filter"; fi
+
 scripts/install_deps.sh --group build
 if [[ -z $python ]]; then
   scripts/install_deps.sh --group peer
@@ -29,6 +31,7 @@ scripts/build.sh release
 
 # Debian's alternatives may choose the pthread flavour, which is about 2x slower under OpenMP and would flatter us.
 flavour=$(compgen -G '/usr/lib/*/openblas-openmp' | head -n 1 || true)
+users_path=${LD_LIBRARY_PATH:-}
 export LD_LIBRARY_PATH=$flavour${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} OMP_NUM_THREADS=$threads
 blas=$("$python" -c '
 import torch
@@ -44,22 +47,21 @@ say "the peer first, then ours, on $threads threads"
 "$python" scripts/peer_pytorch.py --threads "$threads" --filter "$filter" >"$work/peer" || die "scripts/peer_pytorch.py failed"
 [[ -s $work/peer ]] || status=2 die "no workload of the peer contains '$filter'"
 # The library's own path to OpenBLAS must not be overruled by the peer's.
-bench=(env -u LD_LIBRARY_PATH build/release/bin/bench --threads "$threads" --compare "$work/peer" ${filter:+--filter "$filter"})
+bench=(env "LD_LIBRARY_PATH=$users_path" build/release/bin/bench --threads "$threads" --compare "$work/peer" ${filter:+--filter "$filter"})
 if ! $record; then
   "${bench[@]}"
   exit
 fi
 "${bench[@]}" --json | tee "$work/ours" || die "not recorded"
-python3 - "$work" "$blas" docs/performance.md <<'PYTHON'
+python3 - "$work" "$blas" docs/performance.md "$threads" <<'PYTHON'
 import datetime
 import json
-import os
 import platform
 import re
 import subprocess
 import sys
 
-work, blas, path = sys.argv[1:]
+work, blas, path, threads = sys.argv[1:]
 rows = [json.loads(line) for line in open(f"{work}/ours")]
 peer = json.loads(open(f"{work}/peer").readline())["peer"]
 model = re.search(r"model name\s*: (.*)", open("/proc/cpuinfo").read())
@@ -67,7 +69,7 @@ compiler = subprocess.run(["c++", "--version"], capture_output=True, text=True).
 flags = open("/proc/cpuinfo").read()
 simd = "AVX-512" if " avx512bw" in flags else "AVX2" if " avx2" in flags else "baseline"
 today = datetime.date.today()
-lines = [f"{today.day} {today:%B %Y}; {os.cpu_count()} cores of {model.group(1) if model else platform.machine()} ({simd}); {compiler}; "
+lines = [f"{today.day} {today:%B %Y}; {threads} threads on {model.group(1) if model else platform.machine()} ({simd}); {compiler}; "
          f"peer: {peer} ({blas}). Microseconds.", "",
          "| workload | ours | peer | peer/ours | floor | ours/floor |", "|---|---|---|---|---|---|"]
 lines += [f"| {r['name']} | {r['us']:.0f} | {r['peer_us']:.0f} | {r['peer_us'] / r['us']:.2f} | {r['floor_us']:.0f} | {r['ratio']:.2f} |" for r in rows]

@@ -20,7 +20,11 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-double cpu_share(double cpu, double wall) { return cpu / (wall * num_threads()); }
+namespace {
+const int usable_cores = num_threads();  // before an option changes it
+}
+
+double cpu_share(double cpu, double wall) { return cpu / (wall * std::min(num_threads(), usable_cores)); }
 
 namespace {
 constexpr int64_t peak_size = 1024;

@@ -43,14 +43,19 @@ Peer read_peer(const std::string& path) {
   Peer peer;
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {
+    bool good = false;
     try {
       const auto row = nlohmann::json::parse(line);
-      peer.us[row.at("name").get<std::string>()] = row.at("us").get<double>();
+      const double us = row.at("us").get<double>();
       peer.name = row.value("peer", "peer");
+      good = us > 0 && peer.us.emplace(row.at("name").get<std::string>(), us).second;
     } catch (const nlohmann::json::exception&) {
-      throw lamina::InputError(fmt::format(R"(--compare: {}: line {}: expected {{"name": ..., "us": ..., "peer": ...}})", path, number));
     }
+    if (!good)
+      throw lamina::InputError(
+          fmt::format(R"(--compare: {}: line {}: expected {{"name": (each once), "us": (above 0), "peer": ...}})", path, number));
   }
+  if (file.bad()) throw lamina::InputError(fmt::format("--compare: cannot read {}", path));
   if (peer.us.empty()) throw lamina::InputError(fmt::format("--compare: {}: holds no rows", path));
   return peer;
 }
@@ -99,7 +104,7 @@ void print_row(const Options& options, const Row& row) {
   } else {
     fmt::print("{:<32} {:>11.1f} {:>11.1f} {:>11.1f} {:>11.1f} {:>7}", row.name, row.us, row.floor_us(), row.flop_us, row.move_us,
                row.busy ? "busy" : fmt::format("{:.2f}", row.us / row.floor_us()));
-    if (row.peer_us) fmt::print(" {:>11.1f} {:>9.2f}", *row.peer_us, *row.peer_us / row.us);
+    if (row.peer_us) fmt::print(" {:>11.1f} {:>9}", *row.peer_us, row.busy ? "busy" : fmt::format("{:.2f}", *row.peer_us / row.us));
     fmt::print("\n");
   }
   std::fflush(stdout);
@@ -109,11 +114,13 @@ void print_row(const Options& options, const Row& row) {
 int conclude(const Options& options, const std::vector<Row>& rows, const Peer* peer) {
   std::vector<std::string> slower, busy;
   for (const Row& row : rows) {
-    if (row.busy) busy.push_back(row.name);
-    if (row.peer_us && *row.peer_us < row.us) slower.push_back(row.name);
+    if (row.busy)
+      busy.push_back(row.name);
+    else if (row.peer_us && *row.peer_us < row.us)
+      slower.push_back(row.name);
   }
-  if (peer && !options.json)
-    fmt::print("{} workloads, {}\n", rows.size(),
+  if (peer && !options.json && rows.size() > busy.size())
+    fmt::print("{} workloads judged, {}\n", rows.size() - busy.size(),
                slower.empty() ? "none slower than the peer" : fmt::format("slower than the peer: {}", fmt::join(slower, ", ")));
   if (busy.empty()) return 0;
   std::fflush(stdout);
@@ -175,7 +182,7 @@ int run(const Options& options) {
   if (matched == 0)
     throw lamina::InputError("--filter: no workload's name contains '" + options.filter + "'" + (peer ? " and stands in " + options.compare : "") +
                              " (--list shows them)");
-  return conclude(options, rows, peer ? &*peer : nullptr);
+  return options.list || options.profile ? 0 : conclude(options, rows, peer ? &*peer : nullptr);
 }
 
 }  // namespace

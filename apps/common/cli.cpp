@@ -13,9 +13,12 @@
 #include <new>
 
 #include <fcntl.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
+
+#include <lamina/io/file.h>
 
 namespace lamina::cli {
 namespace {
@@ -68,9 +71,15 @@ CLI::Validator check(const std::string& expected, const std::function<bool(doubl
 
 void spin_briefly(char** argv) {
   if (std::getenv("GOMP_SPINCOUNT") || std::getenv("OMP_WAIT_POLICY")) return;
+  const std::filesystem::path self = io::program_path();  // "/proc/self/exe" itself would be the process's name in ps
+  const char* started = reinterpret_cast<const char*>(::getauxval(AT_EXECFN));
   std::error_code error;
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error);        // "/proc/self/exe" itself would be the process's name in ps
-  if (!error && ::setenv("GOMP_SPINCOUNT", "2000", 1) == 0) ::execv(self.c_str(), argv);  // where that fails, all goes on as it would have
+  const auto is_this_program = [&](const std::filesystem::path& file) {
+    return std::filesystem::equivalent("/proc/self/exe", file, error) && !error;
+  };
+  // Not where another program (ld.so, valgrind) has loaded this one, nor where another file lies there now.
+  if (self.empty() || !started || !is_this_program(started) || !is_this_program(self)) return;
+  if (::setenv("GOMP_SPINCOUNT", "2000", 1) == 0) ::execv(self.c_str(), argv);  // where that fails, all goes on as it would have
 }
 
 int run(const std::string& program, const std::function<int()>& body) {

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <lamina/io/file.h>
+
 namespace lamina::mnist_batchsize {
 namespace {
 
@@ -21,13 +23,11 @@ std::string quoted(const std::string& text) {
 }
 
 fs::path plot_script() {
+  std::vector<fs::path> places = {LAMINA_SOURCE_SCRIPTS, LAMINA_INSTALL_DATA};
+  if (const fs::path program = io::program_path(); !program.empty()) places.push_back(program.parent_path().parent_path() / "share/lamina");
   std::error_code ignored;
-  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
-  for (const fs::path& folder :
-       {fs::path(LAMINA_SOURCE_SCRIPTS), fs::path(LAMINA_INSTALL_DATA), program.parent_path().parent_path() / "share/lamina"}) {
-    const fs::path candidate = folder / "plot.py";
-    if (fs::exists(candidate, ignored)) return candidate;
-  }
+  for (const fs::path& folder : places)
+    if (fs::exists(folder / "plot.py", ignored)) return folder / "plot.py";
   return {};
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <lamina/data/dataset.h>
+#include <lamina/io/file.h>
 #include <lamina/io/idx.h>
 #include "core/format.h"
 
@@ -66,11 +67,10 @@ fs::path mnist_dir(std::string_view name) {
   if (variable != nullptr && *variable != '\0') {
     if (const fs::path dir = found(variable); !dir.empty()) return dir;
   } else {
-    std::error_code unknown;  // then the empty path: share/lamina from here
-    const fs::path program = fs::read_symlink("/proc/self/exe", unknown);
+    std::vector<fs::path> places = {LAMINA_SOURCE_DATA_DIR, LAMINA_INSTALL_DATA_DIR};
     // An installed program may have been moved with its prefix.
-    for (const fs::path& data :
-         {fs::path(LAMINA_SOURCE_DATA_DIR), fs::path(LAMINA_INSTALL_DATA_DIR), program.parent_path().parent_path() / "share/lamina"})
+    if (const fs::path program = io::program_path(); !program.empty()) places.push_back(program.parent_path().parent_path() / "share/lamina");
+    for (const fs::path& data : places)
       if (const fs::path dir = found(data); !dir.empty()) return dir;
   }
   fail_input("mnist", "found no directory {} (set LAMINA_DATA to the directory that holds {})", fmt::join(tried, " or "), name);

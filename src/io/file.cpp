@@ -172,4 +172,9 @@ void write_file_atomically(const fs::path& path, std::string_view bytes) {
   write_file_atomically(path, [&](OutputFile& file) { file.write(bytes); });
 }
 
+fs::path program_path() {
+  std::error_code unknown;
+  return fs::read_symlink("/proc/self/exe", unknown);
+}
+
 }  // namespace lamina::io

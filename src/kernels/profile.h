@@ -1,5 +1,6 @@
 #pragma once
-// Times kernel calls for core/profile.h: the accessors of kernels.h return a Timed, which lives as long as the expression that calls the kernel.
+// Times kernel calls for core/profile.h: the accessors of kernels.h return a Timed, which lives as long as the expression or
+// scope that calls the kernel (its arguments included).
 
 #include <atomic>
 #include <cstdint>

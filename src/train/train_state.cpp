@@ -73,6 +73,7 @@ Metadata write_state(const TrainState& state, const data::Loader& batches) {
 TrainState read_state(const Metadata& metadata, const data::Loader& batches, const TrainState& here, const std::filesystem::path& path) {
   Metadata expected = describe(batches);
   expected["train.splits"] = names(here);
+  if (!metadata.contains("data.examples_crc32")) expected.erase("data.examples_crc32");  // written before there was one
   for (const auto& [key, value] : expected)
     if (entry(metadata, key, path) != value)
       fail_input("trainer", "{}: belongs to another run: {} is {} there, {} here", path.string(), key, entry(metadata, key, path), value);

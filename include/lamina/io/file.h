@@ -66,4 +66,7 @@ std::string read_file(const std::filesystem::path& path, int64_t limit = int64_t
 void write_file_atomically(const std::filesystem::path& path, const std::function<void(OutputFile&)>& fill);
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
+/// The file of the running program, or an empty path where the system does not tell.
+std::filesystem::path program_path();
+
 }  // namespace lamina::io

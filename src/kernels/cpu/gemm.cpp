@@ -45,23 +45,26 @@ void blas(int64_t m, int64_t n, int64_t k, const Matrix<double>& a, const Matrix
 enum class By { skinny, blocked, blas };
 
 template <class T>
-By chosen(int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed) {
+By chosen(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b) {
+  const bool a_transposed = a.transposed, b_transposed = b.transposed;
   constexpr int64_t kBytes = sizeof(T), kLarge = int64_t{1} << 29;
   if (k == 0 || m * n * k <= 16 * 16 * 16) return By::skinny;
-  const bool countable = std::max({m, n, k}) <= std::numeric_limits<blasint>::max(), large = m * n * k >= kLarge && countable;
+  const bool countable = std::max({m, n, k, a.ld, b.ld}) <= std::numeric_limits<blasint>::max();
+  // Panels of C's columns are what blocked products share out: few columns are BLAS's.
+  const By many = countable && (n < 128 || m * n * k >= kLarge) ? By::blas : By::blocked;
   if (b_transposed) {
     if (a_transposed) return countable ? By::blas : By::skinny;
-    return m <= 24 || n <= 16 ? By::skinny : large ? By::blas : By::blocked;  // x W^T
+    return m <= 24 || n <= 16 ? By::skinny : many;  // x W^T
   }
   // dy^T x. A weight gradient that could be factored has the bits of the fused updates (see RankUpdate).
-  if (a_transposed) return k <= 16 ? By::skinny : (m <= 32 && countable) || large ? By::blas : By::blocked;
-  return m * kBytes <= 64 || k * kBytes <= 64 ? By::skinny : large ? By::blas : By::blocked;  // dy W
+  if (a_transposed) return k <= 16 || m <= 4 ? By::skinny : m <= 32 && countable ? By::blas : many;
+  return (m * kBytes <= 64 && n >= 16) || k * kBytes <= 64 ? By::skinny : many;  // dy W
 }
 
 template <class T>
 struct CpuGemm final : GemmKernels<T> {
   void gemm(int64_t m, int64_t n, int64_t k, Matrix<T> a, Matrix<T> b, T beta, T* c, int64_t ldc, const T* bias) const override {
-    const By by = chosen<T>(m, n, k, a.transposed, b.transposed);
+    const By by = chosen<T>(m, n, k, a, b);
     if (by == By::skinny) return cpu::own_gemm(m, n, k, a, b, beta, c, ldc, bias);
     if (by == By::blocked) return cpu::blocked_gemm(m, n, k, a, b, beta, c, ldc, bias);
     if (bias) {

@@ -25,17 +25,12 @@ constexpr int64_t kGrain = 1 << 18;
 
 int64_t grain(int64_t work_of_one) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, work_of_one)); }
 
-/// B [k,n] is a weight that stands as it is (the gradient for the input): chunks of its rows are shared out, each giving a part of every sum. A power
-/// of two that depends on the shape alone, so that bits do not depend on the thread count; 1 where the parts would cost more than they save.
+/// B [k,n] is a weight that stands as it is (the gradient for the input): chunks of its rows are shared out, each giving a part of every sum. 1 where
+/// the parts would cost more than they save.
 template <class T>
 int64_t depth_chunks(int64_t m, int64_t n, int64_t k) {
-  constexpr int64_t kLeastRows = 128, kMost = 16, kMostBytes = int64_t{4} << 20;
-  const auto pays = [&](int64_t chunks) {
-    return chunks <= kMost && k >= chunks * kLeastRows && k >= chunks * m && chunks * m * n * static_cast<int64_t>(sizeof(T)) <= kMostBytes;
-  };
-  int64_t chunks = 1;
-  while (pays(2 * chunks)) chunks *= 2;
-  return chunks;
+  constexpr int64_t kLeastRows = 128;
+  return chunks_of<T>(m, n, [&](int64_t chunks) { return k >= chunks * kLeastRows && k >= chunks * m; });
 }
 
 /// Panels [begin, end) of C (+)= A[., top..bottom) B[top..bottom, .).

@@ -42,6 +42,16 @@ HWY_INLINE void finish(const Output<T>& out, At at, int64_t i, Vec<T> sums) {
   at.store(out.c + i * out.ldc, hn::Add(out.start(at, i), sums));
 }
 
+/// Into how many chunks a sum is cut, each giving an [m,n] of its own: a power of two that depends on the shape alone, so that bits do not depend on
+/// the thread count; as many as pay, up to 64 and to 4 MiB of sums.
+template <class T, class Pays>
+int64_t chunks_of(int64_t m, int64_t n, Pays&& pays) {
+  constexpr int64_t kMost = 64, kMostBytes = int64_t{4} << 20;
+  int64_t chunks = 1;
+  while (2 * chunks <= kMost && 2 * chunks * m * n * static_cast<int64_t>(sizeof(T)) <= kMostBytes && pays(2 * chunks)) chunks *= 2;
+  return chunks;
+}
+
 /// C = beta C + bias + the sum over chunks of sums[chunk][m][n], in the order of chunks.
 template <class T>
 void add_chunks(int64_t chunks, int64_t m, int64_t n, const T* sums, const Output<T>& out) {

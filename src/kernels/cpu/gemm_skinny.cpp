@@ -127,13 +127,11 @@ void row_gemm(int64_t rows_begin, int64_t rows_end, int64_t j, int64_t columns, 
   }
 }
 
-/// Into how many chunks of rows of B a product with few rows is cut: a power of two that depends on the shape alone, so that bits do not depend on
-/// the thread count. 1: too small, or too few rows.
-inline int64_t row_chunks(int64_t n, int64_t k) {
-  constexpr int64_t kElements = 65536, kLeastRows = 32, kMost = 64;
-  int64_t chunks = 1;
-  while (chunks < kMost && k * n >= 2 * chunks * kElements && k >= 2 * chunks * kLeastRows) chunks *= 2;
-  return chunks;
+/// Into how many chunks of rows of B a product with few rows is cut. 1: too small, or too few rows.
+template <class T>
+int64_t row_chunks(int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t kElements = 65536, kLeastRows = 32;
+  return chunks_of<T>(m, n, [&](int64_t chunks) { return k * n >= chunks * kElements && k >= chunks * kLeastRows; });
 }
 
 /// Few rows of C, many of B: every thread takes the rows of B that it also takes in dot_gemm and in the update of B. Cut by columns instead, half of
@@ -157,7 +155,7 @@ void sum_gemm(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<
     constexpr int64_t kRows = 4;
     parallel_for((m + kRows - 1) / kRows, std::max<int64_t>(1, kGrain / (kRows * n * std::max<int64_t>(1, k / 4))),
                  [&](int64_t begin, int64_t end) HWY_ATTR { row_gemm<T>(begin * kRows, std::min(m, end * kRows), 0, n, k, a, b, out); });
-  } else if (const int64_t chunks = row_chunks(n, k); chunks > 1) {
+  } else if (const int64_t chunks = row_chunks<T>(m, n, k); chunks > 1) {
     chunked_gemm(chunks, m, n, k, a, b, out);
   } else {  // columns of B and C are
     constexpr int64_t kColumns = 64;
