@@ -140,6 +140,7 @@ TEST_CASE("cuda row norm: rows that are not aligned to 16 bytes") {
 
 TEST_CASE("cuda row norm: more rows than one round of blocks, more than 65,535 (H02)") {
   check_against_cpu(inputs_of<float>(layer(5000, 5)), f32_forward, f32_backward);
+  check_against_cpu(inputs_of<float>(layer(300, 1040)), f32_forward, f32_backward);  // blocks that take a second row
   RowNorm groups = grouped(66'000, 1, 2, 1);
   groups.affine_count = 0;
   check_against_cpu(inputs_of<float>(groups), f32_forward, f32_backward);

@@ -71,7 +71,7 @@ class Scratch {
 };
 
 /// Blocks for `work` items, `per_block` each; at most `most`, so kernels loop (with 64-bit numbers).
-inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most = int64_t{1} << 20) {
+inline unsigned blocks_for(int64_t work, int64_t per_block, int64_t most) {
   const int64_t blocks = (work + per_block - 1) / per_block;
   return static_cast<unsigned>(blocks < most ? blocks : most);
 }

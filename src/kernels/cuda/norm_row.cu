@@ -220,6 +220,8 @@ __global__ void __launch_bounds__(tile* slices) add_parts(int64_t count, int64_t
 
 // The host's side.
 
+constexpr int64_t most_blocks = 8192;  // several rounds on any GPU; groups take further rows in a loop
+
 template <class T>
 constexpr int longest_held = 32 * 1024 / static_cast<int>(sizeof(T));
 
@@ -284,8 +286,8 @@ void row_norm_forward(const RowNorm& spec, const T* x, const T* gain, const T* b
     using Row = typename decltype(type)::type;
     const size_t bytes = Row::held ? 0 : cache_bytes<T>(op, 1, spec.width);
     allow_shared(op, row_forward<T, Row>, bytes);
-    launch(op.at("row_forward"), row_forward<T, Row>, blocks_for(spec.rows, Row::Group::per_block), Row::Group::block_threads, bytes, stream(), spec,
-           bytes > 0, x, gain, bias, y, mean, rstd);
+    launch(op.at("row_forward"), row_forward<T, Row>, blocks_for(spec.rows, Row::Group::per_block, most_blocks), Row::Group::block_threads, bytes,
+           stream(), spec, bytes > 0, x, gain, bias, y, mean, rstd);
   });
 }
 
@@ -318,7 +320,7 @@ void row_norm_backward(const RowNorm& spec, const T* x, const T* gain, const T* 
     }
     const size_t bytes = Row::held ? 0 : cache_bytes<T>(op, 2, spec.width);
     allow_shared(op, row_backward<T, Row, false>, bytes);
-    run(row_backward<T, Row, false>, blocks_for(spec.rows, Group::per_block), bytes);
+    run(row_backward<T, Row, false>, blocks_for(spec.rows, Group::per_block, most_blocks), bytes);
   });
   if (!parameters) return;
   if (!in_rows) n_parts = affine_parts(op, AffineTerms<T>{spec, x, mean, rstd, offsets.data(), dy}, most_parts, parts.data());

@@ -169,7 +169,7 @@ template <class T, int kVec, int kRows, class Rule>
 void update_rows(const Op& op, const StepState* state, const Rule& rule, const Product<T>& product) {
   constexpr int64_t most_blocks = 65535;  // of the second axis of a grid
   const int64_t out_per_block = std::max<int64_t>(16, (product.out + most_blocks - 1) / most_blocks);
-  const dim3 grid(blocks_for(product.in, product_threads * kVec, INT32_MAX), blocks_for(product.out, out_per_block));
+  const dim3 grid(blocks_for(product.in, product_threads * kVec, INT32_MAX), blocks_for(product.out, out_per_block, most_blocks));
   launch(op, update_from_product<T, Rule, kVec, kRows>, grid, product_threads, 0, stream(), state, rule, product, out_per_block);
 }
 
