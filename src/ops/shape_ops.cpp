@@ -202,12 +202,12 @@ std::vector<Tensor> split(const Tensor& x, int64_t size, int axis) {
     begin = end;
   } while (begin < x.size(axis));
   // One node for all parts: their gradients are joined once, where separate slices would each fill a tensor of x's size.
-  return autograd::record_many("split", std::span<const Tensor>(&x, 1), std::move(parts), {},
-                               [axis, count = parts.size(), shape = x.shape()](Backward& b) {
-                                 std::vector<Tensor> dys;
-                                 for (size_t i = 0; i < count; ++i) dys.push_back(b.dy(static_cast<int>(i)));
-                                 b.give(0, concat_values(dys, axis, shape));
-                               });
+  const size_t count = parts.size();
+  return autograd::record_many("split", std::span<const Tensor>(&x, 1), std::move(parts), {}, [axis, count, shape = x.shape()](Backward& b) {
+    std::vector<Tensor> dys;
+    for (size_t i = 0; i < count; ++i) dys.push_back(b.dy(static_cast<int>(i)));
+    b.give(0, concat_values(dys, axis, shape));
+  });
 }
 
 }  // namespace lamina
