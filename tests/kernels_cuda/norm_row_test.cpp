@@ -93,6 +93,8 @@ std::vector<RowNorm> all_kinds() {
           {.rows = 4, .width = 6, .centre = false, .measured = 2, .affine_count = 2, .affine_inner = 3},
           {.rows = 6, .width = 5, .measured = 5, .affine_count = 2, .affine_inner = 3},
           {.rows = 6, .width = 5, .measured = 5, .affine_count = 3},
+          {.rows = 5, .width = 5, .measured = 5, .affine_count = 3},  // the last turn through the parameters is cut short, here and
+          {.rows = 5, .width = 5, .measured = 5, .affine_count = 2, .affine_inner = 3},
           {.rows = 6, .width = 2, .measured = 2, .affine_count = 3, .affine_inner = 4},
           {.rows = 40, .width = 8, .centre = false, .measured = 8, .affine_count = 40, .affine_inner = 8, .eps = 0}};
 }
