@@ -86,41 +86,37 @@ bool Fiber::is_overflow(const void* address) {
   });
 }
 
-#if CUDA_EMULATOR_OWN_SWITCH
-
-void Fiber::restart(void (*entry)()) {
-  void** top = reinterpret_cast<void**>(stack_ + size_);
-  *--top = nullptr;  // the return address of entry, which does not return; keeps the stack aligned as after a call
-  *--top = reinterpret_cast<void*>(entry);
-  for (int i = 0; i < 6; ++i) *--top = nullptr;
-  stack_pointer_ = top;
-}
-
-void Fiber::run(Fiber& from, Fiber& to) { cuda_emulator_switch(&from.stack_pointer_, to.stack_pointer_); }
-
-void Fiber::started() {}
-
-#else
-
 void Fiber::restart(void (*entry)()) {
 #if defined(__SANITIZE_ADDRESS__)
   ASAN_UNPOISON_MEMORY_REGION(stack_, size_);
 #endif
   fake_stack_ = nullptr;
+#if CUDA_EMULATOR_OWN_SWITCH
+  void** top = reinterpret_cast<void**>(stack_ + size_);
+  *--top = nullptr;  // the return address of entry, which does not return; keeps the stack aligned as after a call
+  *--top = reinterpret_cast<void*>(entry);
+  for (int i = 0; i < 6; ++i) *--top = nullptr;
+  stack_pointer_ = top;
+#else
   getcontext(&context_);
   context_.uc_stack.ss_sp = stack_;
   context_.uc_stack.ss_size = size_;
   context_.uc_link = nullptr;
   makecontext(&context_, entry, 0);
+#endif
 }
 
 void Fiber::run(Fiber& from, Fiber& to) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&from.fake_stack_, to.stack_, to.size_);
-  swapcontext(&from.context_, &to.context_);
-  __sanitizer_finish_switch_fiber(from.fake_stack_, nullptr, nullptr);
+#endif
+#if CUDA_EMULATOR_OWN_SWITCH
+  cuda_emulator_switch(&from.stack_pointer_, to.stack_pointer_);
 #else
   swapcontext(&from.context_, &to.context_);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(from.fake_stack_, nullptr, nullptr);
 #endif
 }
 
@@ -129,7 +125,5 @@ void Fiber::started() {
   __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
 #endif
 }
-
-#endif
 
 }  // namespace cuda_emulator
