@@ -32,7 +32,7 @@ for ((i = 0; i < ${#defaults[@]}; i += 2)); do
 done
 
 scripts/install_deps.sh --group build --group plot
-scripts/build.sh release
+scripts/build.sh release --target mnist_batchsize
 
 mkdir -p "$out" || status=2 die "cannot make the folder $out"
 # The program's standard output is the table and where the rest is; tee must outlive a Ctrl-C, upon which the program saves first.

@@ -21,12 +21,6 @@ double cpu_seconds() {
 }
 
 namespace {
-const int usable_cores = num_threads();  // before an option changes it
-}
-
-double cpu_share(double cpu, double wall) { return cpu / (wall * std::min(num_threads(), usable_cores)); }
-
-namespace {
 constexpr int64_t peak_size = 1024;
 // A quiet machine repeats itself within a few percent, and a product of this size keeps every thread computing.
 constexpr double largest_drift = 0.15, smallest_share = 0.9;
@@ -46,7 +40,8 @@ double Floor::peak_flops() {
 bool Floor::machine_is_busy() {
   peak_flops();
   const Timing now = measure_peak();
-  return std::abs(now.seconds / peak_.seconds - 1) > largest_drift || std::min(now.cpu_share, peak_.cpu_share) < smallest_share;
+  return std::abs(now.seconds / peak_.seconds - 1) > largest_drift ||
+         std::min(now.cores, peak_.cores) < smallest_share * std::min(num_threads(), cores_);
 }
 
 double Floor::flop_seconds(const Work& work) { return work.flops == 0 ? 0 : work.flops / peak_flops(); }

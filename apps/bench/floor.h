@@ -23,7 +23,7 @@ struct Work {
 /// Seconds of the best of several bursts of `run`, per call (PyTorch's peer script measures in the same way).
 struct Timing {
   double seconds = 0;
-  double cpu_share = 0;  // CPU time of this process / (wall time x threads) in the best burst
+  double cores = 0;  // CPU time of this process / wall time in the best burst
 };
 
 template <class F>
@@ -31,11 +31,12 @@ Timing time_burst(F&& run, int repeat, double budget = 0.4);
 
 class Floor {
  public:
-  explicit Floor(int repeat) : repeat_(repeat) {}
+  /// `cores`: how many this process may use.
+  Floor(int repeat, int cores) : repeat_(repeat), cores_(cores) {}
   double flop_seconds(const Work& work);
   double move_seconds(const Work& work);
   double peak_flops();
-  /// Measures the GEMM rate anew. Another job on these cores shows as another rate, or as less CPU time than threads x wall time.
+  /// Measures the GEMM rate anew. Another job on these cores shows as another rate, or as fewer cores at work than threads.
   bool machine_is_busy();
   /// Forgets what was measured: the machine has changed.
   void measure_again();
@@ -45,14 +46,13 @@ class Floor {
   double time_sweep(const Sweep& sweep) const;
   Timing measure_peak() const;
 
-  int repeat_;
+  int repeat_, cores_;
   Timing peak_;
   std::vector<std::pair<Sweep, double>> known_;
 };
 
 double wall_seconds();
 double cpu_seconds();
-double cpu_share(double cpu, double wall);
 
 template <class F>
 Timing time_burst(F&& run, int repeat, double budget) {
@@ -68,7 +68,7 @@ Timing time_burst(F&& run, int repeat, double budget) {
     start = wall_seconds();
     for (int i = 0; i < count; ++i) run();
     const double wall = wall_seconds() - start;
-    if (wall / count < best.seconds) best = {wall / count, cpu_share(cpu_seconds() - cpu, wall)};
+    if (wall / count < best.seconds) best = {wall / count, (cpu_seconds() - cpu) / wall};
   }
   return best;
 }

@@ -157,10 +157,11 @@ void print_profile(const Options& options, const bench::Workload& workload) {
 }
 
 int run(const Options& options) {
+  const int cores = lamina::num_threads();
   lamina::set_num_threads(options.threads);
   std::optional<Peer> peer;
   if (!options.compare.empty()) peer = read_peer(options.compare);
-  bench::Floor floor(options.repeat);
+  bench::Floor floor(options.repeat, cores);
   std::vector<Row> rows;
   int matched = 0;
   for (const bench::Workload& workload : bench::workloads()) {

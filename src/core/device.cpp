@@ -10,7 +10,7 @@ Device Device::cuda(int) { kernels::fail_no_cuda(); }
 
 Device Device::parse(std::string_view text) {
   if (text == "cpu" || text == "auto") return cpu();
-  if (text == "cuda" || text.starts_with("cuda:")) fail_input("device", "{}: built without CUDA; configure with --preset cuda", text);
+  if (text == "cuda" || text.starts_with("cuda:")) fail_input("device", "{}: {}", text, kernels::no_cuda);
   fail_input("device", "expected auto, cpu, cuda or cuda:<index>, got '{}'", text);
 }
 

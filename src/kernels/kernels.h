@@ -41,7 +41,8 @@ struct CpuBackend {
   static const MoveKernels& move();
 };
 
-[[noreturn]] inline void fail_no_cuda() { fail("device", "built without CUDA; configure with --preset cuda"); }
+inline constexpr const char* no_cuda = "built without CUDA: that backend is not complete yet (docs/cuda.md)";
+[[noreturn]] inline void fail_no_cuda() { fail("device", no_cuda); }
 
 inline void require_cpu(Device device) {
   if (!device.is_cpu()) fail_no_cuda();

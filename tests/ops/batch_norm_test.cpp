@@ -6,8 +6,7 @@
 
 #include <limits>
 
-#include "support/evaluate.h"
-#include "support/golden.h"
+#include "ops/norm_golden.h"
 
 using namespace lamina;
 using namespace lamina::test;
@@ -53,9 +52,8 @@ std::vector<Tensor> inputs(const Shape& x, DType dtype = DType::f32, double offs
   return {normal(x, 1, dtype, offset, sd), normal({x[1]}, 2, dtype), normal({x[1]}, 3, dtype)};
 }
 
-struct Running {
-  Tensor mean, var, count = Tensor::zeros({}, DType::i64);
-  explicit Running(int64_t channels, DType dtype = DType::f32) : mean(Tensor::zeros({channels}, dtype)), var(Tensor::ones({channels}, dtype)) {}
+struct Running : RunningBuffers {
+  using RunningBuffers::RunningBuffers;
   Tensor operator()(const Tensor& x, BatchNormOptions options = {}) const { return batch_norm(x, {}, {}, mean, var, count, options); }
 };
 
@@ -201,10 +199,7 @@ TEST_CASE("batch_norm: PyTorch's values", "[ops][norm][golden]") {
           options.momentum = momentum;
         const auto fn = [&](const auto& v) { return batch_norm(v[0], v[1], v[2], running.mean, running.var, running.count, options); };
         const auto run = evaluate(fn, {golden(now + "x", dtype), gain, bias}, golden(now + "dy", dtype));
-        check_close(run.y, golden(now + "y"), tolerance);
-        check_close(run.gradients[0], golden(now + "dx"), tolerance);
-        check_close(run.gradients[1], golden(now + "dgain"), tolerance);
-        check_close(run.gradients[2], golden(now + "dbias"), tolerance);
+        check_golden(run, golden, now, tolerance);
         check_close(running.mean, golden(now + "running_mean"), tolerance);
         check_close(running.var, golden(now + "running_var"), tolerance);
       }

@@ -7,8 +7,7 @@
 
 #include <limits>
 
-#include "support/evaluate.h"
-#include "support/golden.h"
+#include "ops/norm_golden.h"
 
 using namespace lamina;
 using namespace lamina::test;
@@ -46,9 +45,8 @@ std::vector<Tensor> inputs(const Shape& x, DType dtype = DType::f32, double offs
   return {normal(x, 1, dtype, offset, sd), normal({x[1]}, 2, dtype), normal({x[1]}, 3, dtype)};
 }
 
-struct Running {
-  Tensor mean, var, count = Tensor::zeros({}, DType::i64);
-  explicit Running(int64_t channels, DType dtype = DType::f32) : mean(Tensor::zeros({channels}, dtype)), var(Tensor::ones({channels}, dtype)) {}
+struct Running : RunningBuffers {
+  using RunningBuffers::RunningBuffers;
   Tensor operator()(const Tensor& x, InstanceNormOptions options = {}) const { return instance_norm(x, {}, {}, mean, var, count, options); }
 };
 
@@ -122,10 +120,7 @@ TEST_CASE("group_norm: PyTorch's values", "[ops][norm][golden]") {
       const auto groups = static_cast<int64_t>(golden.number(at + "groups"));
       const auto run = evaluate(fused(groups, golden.number(at + "eps")),
                                 {golden(at + "x", dtype), golden(at + "gain", dtype), golden(at + "bias", dtype)}, golden(at + "dy", dtype));
-      check_close(run.y, golden(at + "y"), tolerance);
-      check_close(run.gradients[0], golden(at + "dx"), tolerance * 10);  // rstd is about 10 in the case with deviation 0.1
-      check_close(run.gradients[1], golden(at + "dgain"), tolerance);
-      check_close(run.gradients[2], golden(at + "dbias"), tolerance);
+      check_golden(run, golden, at, tolerance, 10);  // rstd is about 10 in the case with deviation 0.1
     }
   }
   CHECK(cases == 5);
@@ -145,10 +140,7 @@ TEST_CASE("instance_norm: PyTorch's values with running statistics", "[ops][norm
         const InstanceNormOptions options{.training = step < 3, .momentum = golden.number(at + "momentum"), .eps = golden.number(at + "eps")};
         const auto fn = [&](const auto& v) { return instance_norm(v[0], v[1], v[2], running.mean, running.var, running.count, options); };
         const auto run = evaluate(fn, {golden(now + "x", dtype), gain, bias}, golden(now + "dy", dtype));
-        check_close(run.y, golden(now + "y"), tolerance);
-        check_close(run.gradients[0], golden(now + "dx"), tolerance);
-        check_close(run.gradients[1], golden(now + "dgain"), tolerance);
-        check_close(run.gradients[2], golden(now + "dbias"), tolerance);
+        check_golden(run, golden, now, tolerance);
         check_close(running.mean, golden(now + "running_mean"), tolerance);
         check_close(running.var, golden(now + "running_var"), tolerance);
       }
