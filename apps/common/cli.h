@@ -17,9 +17,9 @@ namespace lamina::cli {
 int run(const std::string& program, const std::function<int()>& body);
 
 /// Call first in main(). Idle threads wait for the next loop by spinning, by GNU OpenMP's default for so long that beside any other busy process they
-/// take the cores from the thread that they wait for; a short spin is as fast on a quiet machine and 1.4 to 1.9 times as fast beside one busy
-/// process. OpenMP reads the length when the program is loaded, so the program starts itself once more. Does nothing where the environment says how
-/// to wait.
+/// take the cores from the thread that they wait for; a short spin is as fast on a quiet machine and faster beside a busy process
+/// (docs/performance.md). OpenMP reads the length when the program is loaded, so the program starts itself once more. Does nothing where the
+/// environment says how to wait.
 void spin_briefly(char** argv);
 
 /// Parses the command line. Prints the help or version when asked for and returns false; throws InputError for anything wrong. Unknown keys of a

@@ -1,6 +1,6 @@
 // Products of middling size (a batch of 128 with a layer's weight), where general BLAS shares out the work in its own way: the weight moves from core
 // to core, and panels are packed for all. Here a thread packs a panel of B when it needs it and multiplies while the panel is in its cache, and a
-// weight's rows belong to the same thread in the forward product, in both gradients and in the update.
+// weight's rows (but for the panel at the cut) belong to the same thread in the forward product, in both gradients and in the update.
 
 #include <algorithm>
 
