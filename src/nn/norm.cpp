@@ -183,21 +183,21 @@ std::string InstanceNorm::describe() const {
   return fmt::format("{}({}{}{})", name_, channels_, options_.affine ? ", affine" : "", options_.track_running_stats ? ", running statistics" : "");
 }
 
-TrackingNorm* tracking_norm(Module* module) {
+RunningStatistics* running_statistics(Module* module) {
   if (auto* norm = dynamic_cast<Norm*>(module))
     return std::visit(
-        [](auto& layer) -> TrackingNorm* {
-          if constexpr (std::is_base_of_v<TrackingNorm, std::decay_t<decltype(layer)>>) return &layer;
+        [](auto& layer) -> RunningStatistics* {
+          if constexpr (std::is_base_of_v<RunningStatistics, std::decay_t<decltype(layer)>>) return &layer;
           return nullptr;
         },
         norm->layer);
-  return dynamic_cast<TrackingNorm*>(module);
+  return dynamic_cast<RunningStatistics*>(module);
 }
 
 StatisticsPass::StatisticsPass(Module& model) {
   for (const auto& [path, module] : model.modules()) {
     modes_.emplace_back(module, module->training());
-    TrackingNorm* norm = tracking_norm(module);
+    RunningStatistics* norm = running_statistics(module);
     module->set_training(norm != nullptr);
     if (!norm) continue;
     norm->begin_population_statistics();
@@ -206,7 +206,7 @@ StatisticsPass::StatisticsPass(Module& model) {
 }
 
 StatisticsPass::~StatisticsPass() {
-  for (TrackingNorm* norm : norms_) norm->end_population_statistics(keep_);
+  for (RunningStatistics* norm : norms_) norm->end_population_statistics(keep_);
   for (const auto& [module, training] : modes_) module->set_training(training);
 }
 

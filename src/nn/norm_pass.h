@@ -8,8 +8,8 @@
 
 namespace lamina::nn {
 
-/// The module's running statistics, if it is a norm that may have some.
-TrackingNorm* tracking_norm(Module* module);
+/// The module's running statistics, if it is one that may have some.
+RunningStatistics* running_statistics(Module* module);
 
 /// While it lives: normalisers in training mode and collecting population statistics, all other layers in evaluation mode. Then modes are as before,
 /// and the statistics are the new ones only if keep() was called.
@@ -23,7 +23,7 @@ class StatisticsPass {
 
  private:
   std::vector<std::pair<Module*, bool>> modes_;
-  std::vector<TrackingNorm*> norms_;
+  std::vector<RunningStatistics*> norms_;
   bool keep_ = false;
 };
 

@@ -11,6 +11,10 @@ namespace lamina::nn {
 namespace {
 
 using Kind = NormSpec::Kind;
+using Variant = NormSpec::Variant;
+
+constexpr std::pair<Variant, const char*> variants[] = {
+    {Variant::cell, "layer-cell"}, {Variant::carry, "layer-carry"}, {Variant::gates, "layer-gates"}};
 
 /// The whole text as a number.
 template <class T>
@@ -29,6 +33,11 @@ std::optional<NormSpec> parse_activations(std::string_view text) {
     return spec;
   if (named("meanbatch", Kind::batch)) {
     spec.mean_only = true;
+    return spec;
+  }
+  for (const auto& [variant, name] : variants) {
+    if (!named(name, Kind::layer)) continue;
+    spec.variant = variant;
     return spec;
   }
   if (constexpr std::string_view prefix = "group:"; text.starts_with(prefix)) {
@@ -61,8 +70,10 @@ std::string objection(const NormSpec& spec, const NormPlace& place) {
       if (place.features % spec.groups != 0) return fmt::format("does not divide {} features into equal groups", place.features);
       if (place.space == 0 && place.features == spec.groups) return fmt::format("makes groups of one value out of {} features", place.features);
       break;
-    case Kind::none:
     case Kind::layer:
+      if (spec.variant != Variant::standard) return "is of recurrent layers";
+      break;
+    case Kind::none:
     case Kind::batch: break;
   }
   return "";
@@ -82,14 +93,19 @@ NormSpec NormSpec::parse(const std::string& text) {
 }
 
 std::vector<std::string> NormSpec::names() {
-  return {"none", "layer", "batch", "meanbatch", "instance", "group:8", "rms", "prms:0.0625", "weight", "weight+meanbatch"};
+  return {"none",     "layer",   "layer-cell", "layer-carry", "layer-gates", "batch",           "meanbatch",
+          "instance", "group:8", "rms",        "prms:0.0625", "weight",      "weight+meanbatch"};
 }
 
 std::string NormSpec::str() const {
   std::string text = "none";
   switch (kind) {
     case Kind::none: break;
-    case Kind::layer: text = "layer"; break;
+    case Kind::layer:
+      text = "layer";
+      for (const auto& [known, name] : variants)
+        if (variant == known) text = name;
+      break;
     case Kind::batch: text = mean_only ? "meanbatch" : "batch"; break;
     case Kind::instance: text = "instance"; break;
     case Kind::group: text = fmt::format("group:{}", groups); break;

@@ -137,12 +137,14 @@ TEST_CASE("mean-only BatchNorm: a bias and a running mean, nothing else") {
 
 TEST_CASE("G08: normalisers by name: one parser, one list") {
   CHECK_THROWS_AS(nn::NormSpec("foo"), InputError);
-  CHECK_THROWS_WITH(nn::NormSpec("foo"),
-                    "[norm] unknown 'foo'; expected one of none, layer, batch, meanbatch, instance, group:8, rms, prms:0.0625, weight, "
-                    "weight+meanbatch");
+  CHECK_THROWS_WITH(
+      nn::NormSpec("foo"),
+      "[norm] unknown 'foo'; expected one of none, layer, layer-cell, layer-carry, layer-gates, batch, meanbatch, instance, group:8, rms, "
+      "prms:0.0625, weight, weight+meanbatch");
   for (const char* bad :
-       {"",         "BatchNorm", "group",     "group:",    "group:0", "group:-2", "group:2.5",    "group:8x",   "group: 8", "prms", "prms:0",
-        "prms:1.5", "prms:nan",  "prms:-0.1", "prms:half", "rms:0.5", "weight+",  "weight+layer", "+meanbatch", "layer ",   "Layer"}) {
+       {"",           "BatchNorm", "group",    "group:",   "group:0",   "group:-2",    "group:2.5",    "group:8x",         "group: 8",
+        "prms",       "prms:0",    "prms:1.5", "prms:nan", "prms:-0.1", "prms:half",   "rms:0.5",      "weight+",          "weight+layer",
+        "+meanbatch", "layer ",    "Layer",    "layer-",   "layer-c",   "layer-cells", "layer-carry ", "weight+layer-cell"}) {
     INFO("'" << bad << "'");
     CHECK_THROWS_WITH(nn::NormSpec(bad), contains(std::string("[norm] unknown '") + bad + "'; expected one of none"));
   }
@@ -151,6 +153,8 @@ TEST_CASE("G08: normalisers by name: one parser, one list") {
   CHECK(nn::NormSpec("prms:0.125").partial == 0.125);
   CHECK(nn::NormSpec("prms:1") == nn::NormSpec("rms"));
   CHECK(nn::NormSpec() == nn::NormSpec("none"));
+  CHECK((nn::NormSpec("layer").variant == nn::NormSpec::Variant::standard && nn::NormSpec("layer-gates").variant == nn::NormSpec::Variant::gates));
+  CHECK((nn::NormSpec("layer-cell").kind == nn::NormSpec::Kind::layer && nn::NormSpec("layer-cell") != nn::NormSpec("layer")));
   CHECK(nn::NormSpec("weight").weight);
   CHECK((nn::NormSpec("weight+meanbatch").weight && nn::NormSpec("weight+meanbatch").mean_only));
   CHECK((nn::NormSpec("meanbatch").couples_batch() && nn::NormSpec("batch").couples_batch() && !nn::NormSpec("weight").couples_batch() &&
@@ -192,6 +196,13 @@ TEST_CASE("make_norm: what each name is at each place") {
   CHECK_THROWS_WITH(nn::make_norm("group:8", {.features = 100}),
                     contains("'group:8' does not divide 100 features into equal groups") && contains("group:5"));
   CHECK_THROWS_WITH(nn::make_norm("group:16", row), contains("'group:16' makes groups of one value out of 16 features"));
+  // Variants of recurrent layers, anywhere else.
+  for (const char* name : {"layer-cell", "layer-carry", "layer-gates"})
+    for (const nn::NormPlace& place : {row, sequence, image})
+      CHECK_THROWS_WITH(nn::make_norm(name, place),
+                        contains(std::string("[norm] norm: '") + name + "' is of recurrent layers; expected one of none, layer, batch, meanbatch"));
+  CHECK_THROWS_AS(nn::make_norm("layer-cell", row), InputError);
+  CHECK_THROWS_WITH(nn::Norm("layer-gates", {.builder = "mlp", .features = 16}), contains("[mlp] norm: 'layer-gates' is of recurrent layers"));
   // Seven features have no groups but themselves.
   CHECK(nn::norm_names({.features = 7}) ==
         std::vector<std::string>{"none", "layer", "batch", "meanbatch", "group:1", "rms", "prms:0.0625", "weight", "weight+meanbatch"});

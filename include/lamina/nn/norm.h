@@ -86,17 +86,32 @@ class GroupNorm : public Module {
 
 // -- running statistics: training and evaluation differ ----------------------------------------------------------------
 
+/// What keeps running statistics that a pass over data can replace by averages: batch and instance norm, recurrent layers with batch norm.
+class RunningStatistics {
+ public:
+  virtual ~RunningStatistics() = default;
+  RunningStatistics() = default;
+  RunningStatistics(const RunningStatistics&) = default;
+  RunningStatistics& operator=(const RunningStatistics&) = default;
+  RunningStatistics(RunningStatistics&&) noexcept = default;
+  RunningStatistics& operator=(RunningStatistics&&) noexcept = default;
+
+  /// Between begin and end, forward passes in training mode accumulate the batch means and *unbiased* variances with equal weight. end puts the
+  /// former statistics back when `keep` is false or no batch came. Normally called through recompute_population_statistics(). Nothing happens without
+  /// running statistics.
+  virtual void begin_population_statistics() = 0;
+  virtual void end_population_statistics(bool keep = true) = 0;
+};
+
 /// What batch and instance norm have in common: weight and bias [C]; buffers running_mean (0), running_var (1), num_batches_tracked (i64 scalar;
 /// counts instance norms' batches too, where PyTorch leaves it at 0). Absent: whatever the options turn off.
-class TrackingNorm : public Module {
+class TrackingNorm : public Module, public RunningStatistics {
  public:
   void members(Visitor& v) override;
 
-  /// Replaces the running statistics by averages over data: between begin and end, forward passes in training mode accumulate the batch means and
-  /// *unbiased* variances with equal weight. end puts the former statistics back when `keep` is false or no batch came; num_batches_tracked always
-  /// gets its former value. Normally called through recompute_population_statistics(). Nothing happens without running statistics.
-  void begin_population_statistics();
-  void end_population_statistics(bool keep = true);
+  /// num_batches_tracked gets its former value at the end.
+  void begin_population_statistics() override;
+  void end_population_statistics(bool keep = true) override;
 
   Parameter weight, bias;
   Buffer running_mean, running_var, num_batches_tracked;
@@ -192,10 +207,10 @@ class InstanceNorm2d : public InstanceNorm {
   explicit InstanceNorm2d(int64_t channels, InstanceNormLayerOptions options = {}) : InstanceNorm("InstanceNorm2d", 4, channels, options) {}
 };
 
-/// Runs `forward` (one pass of `model` over the data, without graph) with every batch norm (and tracking instance norm) of the model collecting
-/// population statistics; momentum-free, so that noisy running averages of small batches do not blur an evaluation. The normalisers are in training
-/// mode meanwhile, all other layers in evaluation mode (dropout must not distort what evaluation will see); the modes are restored. If forward
-/// throws, the statistics are as before.
+/// Runs `forward` (one pass of `model` over the data, without graph) with every batch norm (tracking instance norm, recurrent layer with batch norm)
+/// of the model collecting population statistics; momentum-free, so that noisy running averages of small batches do not blur an evaluation. The
+/// normalisers are in training mode meanwhile, all other layers in evaluation mode (dropout must not distort what evaluation will see); the modes are
+/// restored. If forward throws, the statistics are as before.
 void recompute_population_statistics(Module& model, const std::function<void()>& forward);
 
 // -- by name -----------------------------------------------------------------------------------------------------------
@@ -204,6 +219,9 @@ void recompute_population_statistics(Module& model, const std::function<void()>&
 ///
 ///   none             nothing
 ///   layer            LayerNorm; of images and sequences [N, C, ...]: over all of a case, gain and bias by channel (GroupNorm of one group)
+///   layer-cell       of recurrent layers alone (<lamina/ops/recurrent.h>), as are the next two: LayerNorm of an LSTM's c on its way out
+///   layer-carry      layer, with the normalised c carried on
+///   layer-gates      layer-carry, with each gate's sum of inputs normalised by itself
 ///   batch            BatchNorm1d or 2d
 ///   meanbatch        the same, mean only
 ///   instance         InstanceNorm1d or 2d with gain and bias; needs an axis after the channels
@@ -214,11 +232,13 @@ void recompute_population_statistics(Module& model, const std::function<void()>&
 ///   weight+meanbatch both
 struct NormSpec {
   enum class Kind { none, layer, batch, instance, group, rms };
-  Kind kind = Kind::none;  // of the activations
-  bool mean_only = false;  // batch
-  int64_t groups = 0;      // group
-  double partial = 1;      // rms
-  bool weight = false;     // weight norm of the weights
+  enum class Variant { standard, cell, carry, gates };
+  Kind kind = Kind::none;               // of the activations
+  Variant variant = Variant::standard;  // layer: others than standard are of recurrent layers
+  bool mean_only = false;               // batch
+  int64_t groups = 0;                   // group
+  double partial = 1;                   // rms
+  bool weight = false;                  // weight norm of the weights
 
   NormSpec() = default;
   NormSpec(const char* text) : NormSpec(parse(text)) {}         // NOLINT: .norm = "layer"
@@ -253,7 +273,7 @@ using NormLayer =
 
 /// The one factory: the layer that `spec` names for the activations (weight norm is the business of whoever holds the weights: LinearOptions).
 /// Throws InputError "[mlp] norm: 'instance' ... [N, 100]; expected one of ..." for what makes no sense at this place: instance without space, rms
-/// with space, groups that do not divide the features or would hold one value each.
+/// with space, groups that do not divide the features or would hold one value each, a variant of recurrent layers.
 NormLayer make_norm(const NormSpec& spec, const NormPlace& place, const NormOptions& options = {});
 
 /// Any of them as a member of a layer; its parameters appear under the member's own name ("norm1.weight").
