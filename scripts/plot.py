@@ -208,8 +208,9 @@ def main():
             print(out / name)
 
 
-try:
-    main()
-except OSError as error:   # what cannot be read or written
-    print(f"plot: {error}", file=sys.stderr)
-    sys.exit(2)
+if __name__ == "__main__":
+    try:
+        main()
+    except OSError as error:   # what cannot be read or written
+        print(f"plot: {error}", file=sys.stderr)
+        sys.exit(2)

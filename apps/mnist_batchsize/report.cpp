@@ -1,35 +1,15 @@
 #include "mnist_batchsize/report.h"
 
-#include <array>
-#include <cmath>
-#include <cstdio>
-#include <memory>
+#include <algorithm>
 
 #include <fmt/format.h>
 
-#include <lamina/io/file.h>
+#include "common/figure.h"
 
 namespace lamina::mnist_batchsize {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* python = "/usr/bin/python3";  // the system's: matplotlib is a package of the system
-
-std::string quoted(const std::string& text) {
-  std::string result = "'";
-  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
-fs::path plot_script() {
-  std::vector<fs::path> places = {LAMINA_SOURCE_SCRIPTS, LAMINA_INSTALL_DATA};
-  if (const fs::path program = io::program_path(); !program.empty()) places.push_back(program.parent_path().parent_path() / "share/lamina");
-  std::error_code ignored;
-  for (const fs::path& folder : places)
-    if (fs::exists(folder / "plot.py", ignored)) return folder / "plot.py";
-  return {};
-}
 
 struct Row {
   std::string norm;
@@ -86,20 +66,9 @@ std::string json(const std::vector<Result>& results) {
 }
 
 std::string draw_figure(const Options& options) {
-  const fs::path script = plot_script();
-  if (script.empty()) return "plot.py is neither in " LAMINA_SOURCE_SCRIPTS " nor in " LAMINA_INSTALL_DATA;
-  if (!fs::exists(python)) return fmt::format("{} is missing", python);
   std::string title = options.dataset == "fashion" ? "Fashion-MNIST, 784" : "MNIST, 784";
   for (const int64_t width : options.hidden) title += fmt::format("-{}", width);
-  const std::string command = fmt::format("{} {} {} --title {} 2>&1 >/dev/null", python, quoted(script.string()),
-                                          quoted(fs::absolute(options.out).string()), quoted(title + "-10"));
-  std::FILE* pipe = ::popen(command.c_str(), "re");
-  if (!pipe) return "cannot start python3";
-  std::string last;
-  for (std::array<char, 512> line; std::fgets(line.data(), line.size(), pipe);) last = line.data();
-  if (::pclose(pipe) == 0) return "";
-  if (!last.empty() && last.back() == '\n') last.pop_back();
-  return fmt::format("plot.py failed: {}", last);
+  return cli::draw_figure("plot.py", {fs::absolute(options.out).string(), "--title", title + "-10"});
 }
 
 }  // namespace lamina::mnist_batchsize
