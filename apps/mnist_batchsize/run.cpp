@@ -98,9 +98,9 @@ Result result_of(const Cell& cell, const train::TrainState& state) {
   const train::SplitRecord& test = state.splits.at(1);
   return {cell,
           state.epoch,
-          test.lowest_error.value,
-          test.last.error,
-          state.train_nll,
+          test.best.value,
+          test.last["error"],
+          state.train_loss,
           state.train_seconds / static_cast<double>(state.epoch),
           static_cast<double>(state.samples) / state.train_seconds};
 }
@@ -117,7 +117,7 @@ std::optional<Result> fit(train::Trainer& trainer, train::RunLog& log, const Cel
     }
     const Result result = result_of(cell, trainer.state());
     const bool stopped_early = outcome == train::Outcome::stopped_early;
-    log.finish("finished", as_config(result, stopped_early ? trainer.state().splits.at(0).lowest_error.waited : 0));
+    log.finish("finished", as_config(result, stopped_early ? trainer.state().splits.at(0).best.waited : 0));
     return result;
   } catch (const std::exception& error) {
     try {
@@ -191,9 +191,10 @@ std::optional<Result> run_cell(const Options& options, const Data& data, const C
 
   train::RunLog log(folder, describe(options, cell));
   training.log = &log;
-  train::Trainer trainer(model, *optimizer, batches, training);
-  trainer.add_split("validation", data.validation);
-  trainer.add_split("test", data.test);
+  train::Classification task(model, batches);
+  task.add_split("validation", data.validation);
+  task.add_split("test", data.test);
+  train::Trainer trainer(task, *optimizer, training);
   if (const fs::path checkpoint = folder / "last.safetensors"; fs::exists(checkpoint)) {
     const std::string warning = trainer.resume(checkpoint);
     progress.line(fmt::format("continued from step {}, epoch {}", trainer.state().step, trainer.state().epoch + 1));

@@ -35,8 +35,10 @@
 #include <lamina/optim/optimizer.h>
 #include <lamina/optim/schedule.h>
 #include <lamina/train/checkpoint.h>
+#include <lamina/train/classification.h>
 #include <lamina/train/metrics.h>
 #include <lamina/train/progress.h>
 #include <lamina/train/run_log.h>
 #include <lamina/train/stop.h>
+#include <lamina/train/task.h>
 #include <lamina/train/trainer.h>

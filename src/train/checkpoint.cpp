@@ -1,6 +1,7 @@
 #include <lamina/train/checkpoint.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include <lamina/core/parallel.h>
 #include <lamina/io/safetensors.h>
@@ -11,7 +12,7 @@ namespace lamina::train {
 namespace {
 
 constexpr int format_version = 1;
-constexpr const char *model_prefix = "model.", *optimizer_prefix = "optim.";
+constexpr const char *model_prefix = "model.", *optimizer_prefix = "optim.", *state_prefix = "state.";
 
 void require_finite(const char* what, const std::string& path, const Tensor& tensor) {
   if (is_float(tensor.dtype()) && !all_finite(tensor)) fail("checkpoint", "the {} {} holds values that are not finite; not saved", what, path);
@@ -31,6 +32,13 @@ nn::StateDict copy_of(const nn::StateDict& state) {
 
 void append(nn::StateDict& tensors, const std::string& prefix, const nn::StateDict& more) {
   for (const auto& [name, tensor] : more) tensors.emplace_back(prefix + name, tensor);
+}
+
+nn::StateDict with_prefix(const std::string& prefix, const nn::StateDict& tensors) {
+  nn::StateDict result;
+  for (const auto& [name, tensor] : tensors)
+    if (name.starts_with(prefix)) result.emplace_back(name.substr(prefix.size()), tensor);
+  return result;
 }
 
 /// Both or neither: the model's own loading, which is all or nothing, comes last.
@@ -66,6 +74,8 @@ void require_architecture(const std::string& theirs, const std::string& here, co
 
 }  // namespace
 
+nn::StateDict checkpoint_state(const io::Safetensors& content) { return with_prefix(state_prefix, content.tensors); }
+
 void require_finite(nn::Module& model) {
   for (const auto& [path, parameter] : model.named_parameters()) require_finite("parameter", path, parameter->tensor());
   for (const auto& [path, buffer] : model.named_buffers()) require_finite("buffer", path, buffer->tensor());
@@ -85,22 +95,23 @@ void save_weights(const std::filesystem::path& path, nn::Module& model, const Me
 }
 
 void load_weights(const std::filesystem::path& path, nn::Module& model, optim::Optimizer* optimizer) {
-  nn::StateDict weights, moments;
-  for (const auto& [name, tensor] : io::read_safetensors(path).tensors) {
-    if (name.starts_with(optimizer_prefix))
-      moments.emplace_back(name.substr(std::string_view(optimizer_prefix).size()), tensor);
-    else
-      weights.emplace_back(name, tensor);
-  }
+  const io::Safetensors content = io::read_safetensors(path);
+  nn::StateDict weights, moments = with_prefix(optimizer_prefix, content.tensors);
+  if (content.metadata.contains("lamina.checkpoint"))
+    weights = with_prefix(model_prefix, content.tensors);
+  else
+    std::ranges::copy_if(content.tensors, std::back_inserter(weights), [](const auto& entry) { return !entry.first.starts_with(optimizer_prefix); });
   if (optimizer && moments.empty()) fail_input("checkpoint", "{}: holds no state of an optimiser", path.string());
   load_together(path, model, weights, optimizer, moments);
 }
 
-void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const optim::Optimizer& optimizer, const Metadata& metadata) {
+void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const optim::Optimizer& optimizer, const Metadata& metadata,
+                     const nn::StateDict& state) {
   require_finite(model);
   io::Safetensors content{{}, metadata};
   append(content.tensors, model_prefix, model.state_dict());
   append(content.tensors, optimizer_prefix, optimizer.state());
+  append(content.tensors, state_prefix, state);
   content.metadata["lamina.checkpoint"] = std::to_string(format_version);
   content.metadata["lamina.architecture"] = architecture(model);
   content.metadata["lamina.threads"] = std::to_string(num_threads());
@@ -113,15 +124,10 @@ Metadata load_checkpoint(const std::filesystem::path& path, nn::Module& model, o
   const std::string& version = entry(content.metadata, "lamina.checkpoint", path);
   if (version != std::to_string(format_version))
     fail_input("checkpoint", "{}: format version: expected {}, got {} (written by another lamina)", path.string(), format_version, version);
-  nn::StateDict weights, moments;
-  for (const auto& [name, tensor] : content.tensors) {
-    if (name.starts_with(model_prefix))
-      weights.emplace_back(name.substr(std::string_view(model_prefix).size()), tensor);
-    else if (name.starts_with(optimizer_prefix))
-      moments.emplace_back(name.substr(std::string_view(optimizer_prefix).size()), tensor);
-    else
+  const nn::StateDict weights = with_prefix(model_prefix, content.tensors), moments = with_prefix(optimizer_prefix, content.tensors);
+  for (const auto& [name, tensor] : content.tensors)
+    if (!name.starts_with(model_prefix) && !name.starts_with(optimizer_prefix) && !name.starts_with(state_prefix))
       fail_input("checkpoint", "{}: tensor '{}' belongs neither to the model nor to the optimiser", path.string(), name);
-  }
 
   // What can be refused without touching anything comes first.
   require_shapes(model, weights, path);

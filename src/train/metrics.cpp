@@ -2,9 +2,9 @@
 
 #include <cmath>
 
-#include <lamina/autograd/graph.h>
 #include <lamina/ops/loss.h>
 #include <lamina/ops/reduce.h>
+#include <lamina/train/task.h>
 
 namespace lamina::train {
 
@@ -19,36 +19,27 @@ bool Best::update(double candidate, int64_t at_step) {
 }
 
 Evaluation evaluate(const Classifier& model, data::Loader& batches, Device device) {
-  const bool was_training = model.module->training();
-  const NoGrad guard;
-  model.module->eval();
-  Evaluation result;
-  double nll = 0;
-  int64_t wrong = 0;
-  bool nan = false;
-  try {
-    for (const auto& [images, labels] : batches) {
-      const Tensor logits = model.forward(images.to(device));
-      const Tensor losses = cross_entropy(logits, labels.to(device), {.reduction = Reduction::none});
-      const auto each = losses.cast(DType::f64).to_vector<double>();
-      const auto predicted = argmax(logits).to_vector<int64_t>();
-      const int64_t* truth = labels.data<int64_t>();
-      for (size_t i = 0; i < predicted.size(); ++i) {
-        nll += each[i];
-        nan = nan || std::isnan(each[i]);
-        wrong += predicted[i] != truth[i];
-      }
-      result.count += labels.size(0);
-    }
-  } catch (...) {
-    model.module->train(was_training);
-    throw;
+  const EvaluationMode mode(*model.module);
+  ClassScores result;
+  for (const auto& [images, labels] : batches) result.add(model.forward(images.to(device)), labels.to(device));
+  return result.value();
+}
+
+void ClassScores::add(const Tensor& logits, const Tensor& labels) {
+  const auto each = cross_entropy(logits, labels, {.reduction = Reduction::none}).cast(DType::f64).to_vector<double>();
+  const auto predicted = argmax(logits).to_vector<int64_t>(), truth = labels.to_vector<int64_t>();
+  for (size_t i = 0; i < predicted.size(); ++i) {
+    if (truth[i] == CrossEntropyOptions{}.ignore_index) continue;
+    nll_ += each[i];
+    nan_ = nan_ || std::isnan(each[i]);
+    wrong_ += predicted[i] != truth[i];
+    ++count_;
   }
-  model.module->train(was_training);
-  const auto count = static_cast<double>(result.count);
-  result.nll = nll / count;
-  result.error = nan ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(wrong) / count;
-  return result;
+}
+
+Evaluation ClassScores::value() const {
+  const auto count = static_cast<double>(count_);
+  return {nll_ / count, nan_ ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(wrong_) / count, count_};
 }
 
 }  // namespace lamina::train

@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include <lamina/autograd/graph.h>
-#include <lamina/ops/loss.h>
 #include <lamina/ops/reduce.h>
 #include <lamina/train/trainer.h>
 #include "core/format.h"
@@ -34,6 +33,10 @@ class Detective {
           if (!finite(input)) found_ = fmt::format("the parameter {} itself", path);
         }
     if (!found_.empty() || std::ranges::all_of(outputs, finite)) return;
+    if (!std::ranges::all_of(inputs, finite)) {  // no op of the graph gave it
+      found_ = fmt::format("the batch, as an input of op {}", op);
+      return;
+    }
     found_ = own ? fmt::format("{}, its op {}", layer_, op) : layer_.empty() ? fmt::format("op {}", op) : fmt::format("op {} after {}", op, layer_);
   }
 
@@ -47,17 +50,17 @@ class Detective {
 
 }  // namespace
 
-std::string first_non_finite(const Classifier& model, const data::Batch& batch, Device device) {
-  if (!all_finite(batch.images)) return "the batch's images";
+std::string first_non_finite(Task& task) {
+  nn::Module& model = task.model();
   nn::StateDict buffers;
-  for (const auto& [path, buffer] : model.module->named_buffers()) buffers.emplace_back(path, buffer->tensor().clone());
-  Detective detective(*model.module);
+  for (const auto& [path, buffer] : model.named_buffers()) buffers.emplace_back(path, buffer->tensor().clone());
+  Detective detective(model);
   {
     const autograd::Observer observer([&](const char* op, auto inputs, auto outputs) { detective.see(op, inputs, outputs); });
-    cross_entropy(model.forward(batch.images.to(device)), batch.labels.to(device));
+    task.loss();
   }
   size_t next = 0;
-  for (const auto& [path, buffer] : model.module->named_buffers()) buffer->tensor().copy_(buffers[next++].second);
+  for (const auto& [path, buffer] : model.named_buffers()) buffer->tensor().copy_(buffers[next++].second);
   return detective.found().empty() ? "nothing in the forward pass, so a gradient" : detective.found();
 }
 

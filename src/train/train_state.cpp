@@ -1,52 +1,31 @@
 #include "train/train_state.h"
 
-#include <charconv>
-
 #include <lamina/core/parallel.h>
 #include "core/format.h"
 
 namespace lamina::train {
 namespace {
 
-template <class T>
-std::string to_text(T value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
-}
-
 // Calls visit(key, number) for every number of a state, in one place for both directions.
 template <class State, class Visit>
-void each_number(State& state, Visit&& visit) {
+void each_number(State& state, const Task& task, Visit&& visit) {
   visit("step", state.step);
   visit("epoch", state.epoch);
   visit("batch", state.batch);
   visit("loss.sum", state.loss.sum);
   visit("loss.count", state.loss.count);
-  visit("train_nll", state.train_nll);
+  visit("train_" + task.loss_name(), state.train_loss);
   visit("samples", state.samples);
   visit("train_seconds", state.train_seconds);
   visit("wall_seconds", state.wall_seconds);
   for (auto& split : state.splits) {
-    visit("split." + split.name + ".nll", split.last.nll);
-    visit("split." + split.name + ".error", split.last.error);
-    visit("split." + split.name + ".count", split.last.count);
-    visit("split." + split.name + ".lowest_error", split.lowest_error.value);
-    visit("split." + split.name + ".lowest_error.step", split.lowest_error.step);
-    visit("split." + split.name + ".lowest_error.waited", split.lowest_error.waited);
+    const std::string prefix = "split." + split.name + ".", lowest = prefix + "lowest_" + task.judged_by();
+    for (auto& [name, value] : split.last.values) visit(prefix + name, value);
+    visit(prefix + "count", split.last.count);
+    visit(lowest, split.best.value);
+    visit(lowest + ".step", split.best.step);
+    visit(lowest + ".waited", split.best.waited);
   }
-}
-
-// What the batches are made of; a checkpoint of other batches is another run.
-Metadata describe(const data::Loader& batches) {
-  const data::LoaderOptions& options = batches.options();
-  return {{"data.examples", to_text(batches.dataset().size())},
-          {"data.examples_crc32", fmt::format("{:08x}", batches.data_checksum())},
-          {"data.batch_size", to_text(options.batch_size)},
-          {"data.shuffle", options.shuffle ? "true" : "false"},
-          {"data.shuffle_seed", to_text(options.shuffle_seed)},
-          {"data.drop_last", options.drop_last ? "true" : "false"},
-          {"data.scale", to_text(options.scale)},
-          {"data.mean", to_text(options.mean)}};
 }
 
 std::string names(const TrainState& state) {
@@ -63,28 +42,28 @@ const std::string& entry(const Metadata& metadata, const std::string& key, const
 
 }  // namespace
 
-Metadata write_state(const TrainState& state, const data::Loader& batches) {
-  Metadata metadata = describe(batches);
+Metadata write_state(const TrainState& state, const Task& task) {
+  Metadata metadata = task.describe();
   metadata["train.splits"] = names(state);
-  each_number(state, [&](const std::string& key, auto value) { metadata["train." + key] = to_text(value); });
+  each_number(state, task, [&](const std::string& key, auto value) { metadata["train." + key] = to_text(value); });
   return metadata;
 }
 
-TrainState read_state(const Metadata& metadata, const data::Loader& batches, const TrainState& here, const std::filesystem::path& path) {
-  Metadata expected = describe(batches);
+TrainState read_state(const Metadata& metadata, const Task& task, const TrainState& here, const std::filesystem::path& path) {
+  Metadata expected = task.describe();
   expected["train.splits"] = names(here);
   if (!metadata.contains("data.examples_crc32")) expected.erase("data.examples_crc32");  // written before there was one
   for (const auto& [key, value] : expected)
     if (entry(metadata, key, path) != value)
       fail_input("trainer", "{}: belongs to another run: {} is {} there, {} here", path.string(), key, entry(metadata, key, path), value);
   TrainState state = here;
-  each_number(state, [&](const std::string& key, auto& value) {
+  each_number(state, task, [&](const std::string& key, auto& value) {
     const std::string& text = entry(metadata, "train." + key, path);
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size())
       fail_input("trainer", "{}: damaged: train.{} is '{}', expected a number", path.string(), key, text);
   });
-  if (state.step < 0 || state.epoch < 0 || state.batch < 0 || state.batch > trained_batches(batches))
+  if (state.step < 0 || state.epoch < 0 || state.batch < 0 || state.batch > task.batches())
     fail_input("trainer", "{}: damaged: step {}, epoch {}, batch {}", path.string(), state.step, state.epoch, state.batch);
   return state;
 }

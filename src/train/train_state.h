@@ -1,6 +1,7 @@
 #pragma once
 // The state of a training run as text in a checkpoint's metadata. Numbers read back exactly.
 
+#include <charconv>
 #include <filesystem>
 #include <string>
 
@@ -8,11 +9,18 @@
 
 namespace lamina::train {
 
-Metadata write_state(const TrainState& state, const data::Loader& batches);
+/// A number as text that reads back exactly.
+template <class T>
+std::string to_text(T value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
 
-/// Throws InputError when the metadata is incomplete, or speaks of other data, another batch size, another shuffle seed, or other splits than `here`
+Metadata write_state(const TrainState& state, const Task& task);
+
+/// Throws InputError when the metadata is incomplete, or describes another task (other data, another batch size, ...) or other splits than `task`
 /// has.
-TrainState read_state(const Metadata& metadata, const data::Loader& batches, const TrainState& here, const std::filesystem::path& path);
+TrainState read_state(const Metadata& metadata, const Task& task, const TrainState& here, const std::filesystem::path& path);
 
 /// A warning when the checkpoint was written with another thread count or another BLAS, else "".
 std::string thread_warning(const Metadata& metadata, const std::filesystem::path& path);

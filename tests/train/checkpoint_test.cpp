@@ -20,7 +20,8 @@ namespace {
 // Some steps, so that moments and statistics are no longer what they start as.
 void train_a_little(nn::Sequential& model, optim::Optimizer& optimizer) {
   data::Loader batches(test::small_data(40, 8), {.batch_size = 8});
-  Trainer(model, optimizer, batches, {.epochs = 1}).fit();
+  Classification task(model, batches);
+  Trainer(task, optimizer, {.epochs = 1}).fit();
 }
 
 nn::StateDict copy_of(const nn::StateDict& state) {

@@ -40,6 +40,7 @@ struct Session {
   nn::Sequential model;
   optim::Adam adam;
   data::Loader batches;
+  train::Classification task;
   train::RunLog log;
   std::unique_ptr<train::Trainer> trainer;
 
@@ -47,13 +48,14 @@ struct Session {
       : model(small_model(norm)),
         adam(model.parameters(), {.lr = 0.01}),
         batches(small_data(53, 1), {.batch_size = 8, .shuffle_seed = 5}),  // 53 = 6 * 8 + 5: a smaller last batch
+        task(model, batches),
         log(folder, {.app = "test", .config = {{"norm", norm}, {"epochs", options.epochs}}, .may_change = {"epochs"}, .seed = 5}) {
     options.schedule = optim::Schedule::parse("warmup=3,cosine:200");
     options.folder = folder;
     options.log = &log;
-    trainer = std::make_unique<train::Trainer>(model, adam, batches, std::move(options));
-    trainer->add_split("validation", small_data(21, 2));
-    trainer->add_split("test", small_data(30, 3));
+    task.add_split("validation", small_data(21, 2));
+    task.add_split("test", small_data(30, 3));
+    trainer = std::make_unique<train::Trainer>(task, adam, std::move(options));
     if (std::filesystem::exists(folder / "last.safetensors")) trainer->resume(folder / "last.safetensors");
     log.start(trainer->state().step);
   }

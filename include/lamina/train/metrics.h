@@ -51,6 +51,18 @@ struct Evaluation {
   int64_t count = 0;  // examples, all of them
 };
 
+/// Adds up an Evaluation over batches: logits [..., K] and labels i64 [...], of which those that cross_entropy ignores do not count.
+class ClassScores {
+ public:
+  void add(const Tensor& logits, const Tensor& labels);
+  Evaluation value() const;
+
+ private:
+  double nll_ = 0;
+  int64_t wrong_ = 0, count_ = 0;
+  bool nan_ = false;
+};
+
 /// Runs the model over one epoch of `batches` in evaluation mode, without graph; restores the mode.
 Evaluation evaluate(const Classifier& model, data::Loader& batches, Device device = Device::cpu());
 
