@@ -11,6 +11,8 @@
 #include <lamina/core/random.h>
 #include <lamina/core/shape.h>
 #include <lamina/core/tensor.h>
+#include <lamina/core/warning.h>
+#include <lamina/data/cifar.h>
 #include <lamina/data/dataset.h>
 #include <lamina/data/loader.h>
 #include <lamina/io/file.h>
@@ -29,6 +31,7 @@
 #include <lamina/ops/loss.h>
 #include <lamina/ops/matmul.h>
 #include <lamina/ops/norm.h>
+#include <lamina/ops/recurrent.h>
 #include <lamina/ops/reduce.h>
 #include <lamina/ops/shape_ops.h>
 #include <lamina/ops/softmax.h>

@@ -17,6 +17,7 @@
 #endif
 
 #include "core/format.h"
+#include "core/team.h"
 
 namespace lamina {
 
@@ -111,6 +112,25 @@ void parallel_ranges(int64_t count, int64_t grain, RangeFn fn, void* context) {
     }
   }
   if (error) std::rethrow_exception(error);
+}
+
+void Team::wait() const {
+  if (size_ == 1) return;
+#pragma omp barrier
+}
+
+void run_team(int64_t most, TeamFn fn, void* context) {
+  const int64_t size = std::min<int64_t>(num_threads(), most);
+  if (size <= 1 || omp_in_parallel()) {
+    const FlushDenormals flush;
+    fn(context, Team(0, 1));
+    return;
+  }
+#pragma omp parallel num_threads(static_cast <int>(size))
+  {
+    const FlushDenormals flush;
+    fn(context, Team(omp_get_thread_num(), omp_get_num_threads()));
+  }
 }
 
 }  // namespace detail

@@ -15,6 +15,7 @@
 #include "kernels/optimizer.h"
 #include "kernels/profile.h"
 #include "kernels/random.h"
+#include "kernels/recurrent.h"
 #include "kernels/reduce.h"
 #include "kernels/softmax.h"
 
@@ -38,6 +39,8 @@ struct CpuBackend {
   static const RandomKernels<T>& random();
   template <class T>
   static const OptimizerKernels<T>& optimizer();
+  template <class T>
+  static const RecurrentKernels<T>& recurrent();
   static const MoveKernels& move();
 };
 
@@ -73,6 +76,10 @@ Timed<RandomKernels<T>> random(Device device) {
 template <class T>
 Timed<OptimizerKernels<T>> optimizer(Device device) {
   return require_cpu(device), Timed(CpuBackend::optimizer<T>(), Family::optimizer);
+}
+template <class T>
+Timed<RecurrentKernels<T>> recurrent(Device device) {
+  return require_cpu(device), Timed(CpuBackend::recurrent<T>(), Family::recurrent);
 }
 // T = float, double, int64_t or uint8_t (the integers: only what elementwise.h and index.h say).
 template <class T>

@@ -7,8 +7,8 @@
 
 namespace lamina::kernels {
 
-enum class Family { gemm, elementwise, reduce, index, norm, softmax, random, optimizer, move };
-constexpr int family_count = 9;
+enum class Family { gemm, elementwise, reduce, index, norm, softmax, random, optimizer, recurrent, move };
+constexpr int family_count = 10;
 
 extern std::atomic<bool> profiling;
 int64_t profile_clock();  // nanoseconds

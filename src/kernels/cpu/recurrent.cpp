@@ -1,0 +1,47 @@
+#include "kernels/cpu/recurrent_parts.h"
+#include "kernels/kernels.h"
+
+namespace lamina::kernels {
+
+RecurrentSums::RecurrentSums(const RecurrentSpec& spec) : count(0) {
+  const auto take = [&](bool present, int64_t width) {
+    const int64_t begin = present ? count : -1;
+    if (present) count += width;
+    return begin;
+  };
+  const int64_t width = spec.width();
+  bias = take(true, width);
+  n_bias = take(spec.cell == RecurrentCell::gru, spec.hidden);
+  gain_ih = take(spec.norm == TermNorm::terms || spec.norm == TermNorm::columns, width);
+  gain_hh = take(spec.norm != TermNorm::none, width);
+  gain_c = take(spec.normalise_c, spec.hidden);
+  bias_c = take(spec.normalise_c, spec.hidden);
+}
+
+namespace {
+
+template <class T>
+struct CpuRecurrent final : RecurrentKernels<T> {
+  void forward(const RecurrentForward<T>& work) const override {
+    if (work.steps.first < work.steps.last && work.spec.hidden > 0 && work.steps.batch > 0) recurrent_forward_part<T>().run(work);
+  }
+  void backward(const RecurrentBackward<T>& work) const override {
+    if (work.steps.first < work.steps.last && work.spec.hidden > 0 && work.steps.batch > 0) recurrent_backward_part<T>().run(work);
+  }
+};
+
+const CpuRecurrent<float> recurrent_f32;
+const CpuRecurrent<double> recurrent_f64;
+
+}  // namespace
+
+template <>
+const RecurrentKernels<float>& CpuBackend::recurrent<float>() {
+  return recurrent_f32;
+}
+template <>
+const RecurrentKernels<double>& CpuBackend::recurrent<double>() {
+  return recurrent_f64;
+}
+
+}  // namespace lamina::kernels

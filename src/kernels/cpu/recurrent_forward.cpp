@@ -1,0 +1,288 @@
+// The forward walk of a recurrent layer.
+
+#include <algorithm>
+
+#include <lamina/core/parallel.h>
+#include "kernels/cpu/recurrent_parts.h"
+#include "kernels/cpu/scratch.h"
+#include "kernels/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/recurrent_forward.cpp"
+#include <hwy/foreach_target.h>
+
+#include "kernels/cpu/recurrent_simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lamina::kernels::HWY_NAMESPACE {
+namespace {
+
+/// One sequence's rows at a step.
+template <class T>
+struct ForwardRow {
+  const T *a_x, *a_h;
+  T *gates, *h, *c, *raw_c, *y, *n_term, *statistics;
+};
+
+/// The summed inputs of a row: x(gate) and h(gate) stand outside and inside the product with GRU's r; both together in x where they are added up.
+template <class T, RecurrentCell cell, TermNorm norm>
+struct SummedInputs {
+  using S = Segments<cell, norm>;
+  static constexpr bool normalised = norm == TermNorm::terms || norm == TermNorm::gates;
+  static constexpr bool two = norm == TermNorm::terms || norm == TermNorm::columns || cell == RecurrentCell::gru;
+
+  SummedInputs(const RecurrentForward<T>& work, const ForwardRow<T>& r)
+      : hidden(work.spec.hidden), a_x(r.a_x), a_h(r.a_h), statistics(r.statistics), parts(work.parts) {
+    if constexpr (normalised)
+      for (int s = 0; s < S::count; ++s) {
+        measure_into(work.spec, S::size(s) * hidden, a_x + S::first(s) * hidden, r.statistics + 3 * s);
+        if constexpr (two) measure_into(work.spec, S::size(s) * hidden, a_h + S::first(s) * hidden, r.statistics + 3 * (S::count + s));
+      }
+  }
+
+  template <class At>
+  HWY_INLINE Vec<T> x(At at, int gate) const {
+    const int64_t i = gate * hidden;
+    const Vec<T> a = at.load(a_x + i);
+    if constexpr (!normalised) return a;
+    const Vec<T> x_hat = Normaliser<T>(statistics + 3 * S::of(gate))(a);
+    return hn::MulAdd(x_hat, at.load((norm == TermNorm::gates ? parts.gain_hh : parts.gain_ih) + i), at.load(parts.bias + i));
+  }
+  template <class At>
+  HWY_INLINE Vec<T> h(At at, int gate) const {
+    const int64_t i = gate * hidden;
+    const Vec<T> a = at.load(a_h + i);
+    if constexpr (!normalised) return a;
+    const Vec<T> x_hat = Normaliser<T>(statistics + 3 * (S::count + S::of(gate)))(a), scaled = hn::Mul(x_hat, at.load(parts.gain_hh + i));
+    return cell == RecurrentCell::gru ? hn::Add(scaled, at.load(parts.bias_h + i)) : scaled;
+  }
+  template <class At>
+  HWY_INLINE Vec<T> sum(At at, int gate) const {
+    if constexpr (two) return hn::Add(x(at, gate), h(at, gate));
+    return x(at, gate);
+  }
+
+  int64_t hidden;
+  const T *a_x, *a_h, *statistics;
+  RecurrentParts<T> parts;
+};
+
+// From the summed inputs to the gates and c.
+template <class T, TermNorm norm>
+void lstm_gates(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
+  const int64_t hidden = work.spec.hidden;
+  const SummedInputs<T, RecurrentCell::lstm, norm> in(work, r);
+  for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
+    const Vec<T> i = sigmoid(in.sum(at, 0)), f = sigmoid(in.sum(at, 1)), g = tanh(in.sum(at, 2)), o = sigmoid(in.sum(at, 3));
+    at.store(r.gates, i);
+    at.store(r.gates + hidden, f);
+    at.store(r.gates + 2 * hidden, g);
+    at.store(r.gates + 3 * hidden, o);
+    const Vec<T> c = hn::MulAdd(f, at.load(r.c), hn::Mul(i, g));
+    at.store(r.c, c);
+    if (r.raw_c) at.store(r.raw_c, c);
+  });
+}
+
+// From c, or K(c) where it was formed already (k), to h.
+template <class T>
+void lstm_output(const RecurrentForward<T>& work, const ForwardRow<T>& r, const T* k) {
+  const int64_t hidden = work.spec.hidden;
+  const T* const o = r.gates + 3 * hidden;
+  const auto finish = [&](auto k_at) HWY_ATTR {
+    for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
+      const Vec<T> h = hn::Mul(at.load(o), tanh(k_at(at)));
+      at.store(r.h, h);
+      at.store(r.y, h);
+    });
+  };
+  if (k || !work.spec.normalise_c) {
+    const T* const c = k ? k : r.c;
+    return finish([=](auto at) HWY_ATTR { return at.load(c); });
+  }
+  T* const statistics = r.statistics + work.spec.statistics() - 3;
+  measure_into(work.spec, hidden, r.c, statistics);
+  const Normaliser<T> x_hat(statistics);
+  const T *const gain = work.parts.gain_c, *const bias = work.parts.bias_c;
+  finish([&](auto at) HWY_ATTR {
+    const Vec<T> normal = hn::MulAdd(x_hat(at.load(r.c)), at.load(gain), at.load(bias));
+    if (work.spec.carry) at.store(r.c, normal);
+    return normal;
+  });
+}
+
+template <class T, TermNorm norm>
+void lstm_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
+  lstm_gates<T, norm>(work, r);
+  if (norm != TermNorm::columns) lstm_output<T>(work, r, nullptr);
+}
+
+template <class T, TermNorm norm>
+void gru_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
+  const int64_t hidden = work.spec.hidden;
+  const SummedInputs<T, RecurrentCell::gru, norm> in(work, r);
+  for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
+    const Vec<T> reset = sigmoid(in.sum(at, 0)), z = sigmoid(in.sum(at, 1)), inside = in.h(at, 2);
+    const Vec<T> n = tanh(hn::MulAdd(reset, inside, in.x(at, 2)));
+    at.store(r.gates, reset);
+    at.store(r.gates + hidden, z);
+    at.store(r.gates + 2 * hidden, n);
+    if (r.n_term) at.store(r.n_term, inside);
+    const Vec<T> h = hn::MulAdd(z, at.load(r.h), hn::Mul(hn::Sub(set(T{1}), z), n));
+    at.store(r.h, h);
+    at.store(r.y, h);
+  });
+}
+
+template <class T, TermNorm norm>
+void rnn_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
+  const SummedInputs<T, RecurrentCell::rnn, norm> in(work, r);
+  for_each_vector<T>(work.spec.hidden, [&](auto at) HWY_ATTR {
+    const Vec<T> h = tanh(in.sum(at, 0));
+    at.store(r.h, h);
+    at.store(r.y, h);
+  });
+}
+
+template <class T>
+using RowFn = void (*)(const RecurrentForward<T>&, const ForwardRow<T>&);
+
+template <class T, TermNorm norm>
+RowFn<T> row_of(RecurrentCell cell) {
+  return cell == RecurrentCell::lstm ? lstm_row<T, norm> : cell == RecurrentCell::gru ? gru_row<T, norm> : rnn_row<T, norm>;
+}
+
+template <class T>
+RowFn<T> row_of(const RecurrentSpec& spec) {
+  switch (spec.norm) {
+    case TermNorm::none: return row_of<T, TermNorm::none>(spec.cell);
+    case TermNorm::terms: return row_of<T, TermNorm::terms>(spec.cell);
+    case TermNorm::gates: return lstm_row<T, TermNorm::gates>;
+    case TermNorm::columns: break;
+  }
+  return row_of<T, TermNorm::columns>(spec.cell);
+}
+
+template <class T>
+ForwardRow<T> row_at(const RecurrentForward<T>& w, int64_t step, int64_t row) {
+  const int64_t hidden = w.spec.hidden, width = w.spec.width();
+  const auto at = [&](const OverTime<T>& array, int64_t of) { return array.row(w.steps, step, row, of); };
+  return {at(w.a_x, width),
+          at(w.a_h, width),
+          at(w.gates, width),
+          w.h + row * hidden,
+          w.c ? w.c + row * hidden : nullptr,
+          at(w.raw_c, hidden),
+          at(w.y, hidden),
+          at(w.n_term, hidden),
+          at(w.statistics, w.spec.statistics())};
+}
+
+/// A share of a step's recurrent product.
+template <class T>
+void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels) {
+  const bool zero = step == 0 && w.from_zero, sums = w.spec.sums_terms();
+  const int64_t width = w.spec.width();
+  const T* const bias = w.spec.norm == TermNorm::none && !sums ? w.parts.bias_h : nullptr;
+  T* const target = (sums ? w.a_x : w.a_h).row(w.steps, step, 0, width);
+  if (!zero) return share_of_product<T>(rows, panels, w.h, w.spec.hidden, *w.weight, Output<T>{sums ? T{1} : T{0}, target, width, bias});
+  if (sums) return;
+  const int64_t begin = panels.begin * kPanel<T>, end = std::min(panels.end * kPanel<T>, width);
+  for (int64_t row = rows.begin; row < rows.end; ++row)
+    for (int64_t j = begin; j < end; ++j) target[row * width + j] = bias ? bias[j] : T{0};
+}
+
+template <class T>
+void walk(const RecurrentForward<T>& w) {
+  const RowFn<T> cell = row_of<T>(w.spec);
+  detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) HWY_ATTR {
+    const Share share(team, w.steps, panel_count(*w.weight), kTileRows);
+    for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
+      const int64_t alive = w.steps.alive[step];
+      product(w, step, share.product_rows(alive), share.panels);
+      share.meet();
+      const Range mine = share.cell_rows(alive);
+      for (int64_t row = mine.begin; row < mine.end; ++row) cell(w, row_at(w, step, row));
+      share.meet();
+    }
+  });
+}
+
+/// Statistics over the sequences of one step, which normalise x into y.
+template <class T>
+void normalise_columns(const RecurrentSpec& spec, int64_t rows, int64_t width, int64_t step, const ColumnStatistics<T>& columns, const T* x,
+                       const T* gain, const T* bias, T* y) {
+  const ChannelNorm channels{.batch = rows, .channels = width, .eps = spec.eps};
+  const NormKernels<T>& norm = CpuBackend::norm<T>();
+  const int64_t at = step * width;
+  T* const shift = spec.given ? nullptr : columns.shift + at;
+  if (!spec.given) norm.channel_statistics(channels, x, columns.mean + at, shift, columns.var + at, columns.rstd + at);
+  norm.channel_forward(channels, x, columns.mean + at, shift, columns.rstd + at, gain, bias, y);
+}
+
+/// Column by column: the products and normalisers of a step with the kernels that there are, then the cells.
+template <class T>
+void walk_by_columns(const RecurrentForward<T>& w) {
+  const int64_t hidden = w.spec.hidden, width = w.spec.width();
+  const Scratch<T> x(w.steps.batch * width), h(w.steps.batch * width), k(w.steps.batch * hidden);
+  const RowFn<T> cell = row_of<T>(w.spec);
+  for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
+    const int64_t alive = w.steps.alive[step];
+    T* const a_h = w.a_h.row(w.steps, step, 0, width);
+    if (step == 0 && w.from_zero)
+      std::fill_n(a_h, alive * width, T{0});
+    else
+      CpuBackend::gemm<T>().gemm(alive, {w.h, hidden, false}, *w.weight, T{0}, a_h, width, nullptr);
+    normalise_columns<T>(w.spec, alive, width, step, w.x_columns, w.a_x.row(w.steps, step, 0, width), w.parts.gain_ih, w.parts.bias, x.data());
+    normalise_columns<T>(w.spec, alive, width, step, w.h_columns, a_h, w.parts.gain_hh, w.parts.bias_h, h.data());
+    const auto for_rows = [&](auto&& f) {
+      parallel_for(alive, std::max<int64_t>(1, 4096 / hidden), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          ForwardRow<T> r = row_at(w, step, row);
+          r.a_x = x.data() + row * width, r.a_h = h.data() + row * width;
+          f(row, r);
+        }
+      });
+    };
+    for_rows([&](int64_t, const ForwardRow<T>& r) { cell(w, r); });
+    if (w.spec.cell != RecurrentCell::lstm) continue;
+    normalise_columns<T>(w.spec, alive, hidden, step, w.c_columns, w.c, w.parts.gain_c, w.parts.bias_c, k.data());
+    for_rows([&](int64_t row, const ForwardRow<T>& r) { lstm_output<T>(w, r, k.data() + row * hidden); });
+  }
+}
+
+template <class T>
+struct CpuForward final : RecurrentForwardPart<T> {
+  void run(const RecurrentForward<T>& work) const override {
+    if (work.spec.norm == TermNorm::columns) return walk_by_columns(work);
+    walk(work);
+  }
+};
+
+const RecurrentForwardPart<float>* forward_f32() {
+  static const CpuForward<float> part;
+  return &part;
+}
+const RecurrentForwardPart<double>* forward_f64() {
+  static const CpuForward<double> part;
+  return &part;
+}
+
+}  // namespace
+}  // namespace lamina::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lamina::kernels {
+HWY_EXPORT(forward_f32);
+HWY_EXPORT(forward_f64);
+template <>
+const RecurrentForwardPart<float>& recurrent_forward_part() {
+  return *HWY_DYNAMIC_DISPATCH(forward_f32)();
+}
+template <>
+const RecurrentForwardPart<double>& recurrent_forward_part() {
+  return *HWY_DYNAMIC_DISPATCH(forward_f64)();
+}
+}  // namespace lamina::kernels
+#endif

@@ -1,0 +1,101 @@
+#pragma once
+// The two halves of RecurrentKernels on the CPU, which recurrent.cpp joins, and how threads share a walk.
+
+#include <algorithm>
+
+#include "core/team.h"
+#include "kernels/recurrent.h"
+
+namespace lamina::kernels {
+
+template <class T>
+struct RecurrentForwardPart {
+  virtual ~RecurrentForwardPart() = default;
+  virtual void run(const RecurrentForward<T>& work) const = 0;
+};
+template <class T>
+struct RecurrentBackwardPart {
+  virtual ~RecurrentBackwardPart() = default;
+  virtual void run(const RecurrentBackward<T>& work) const = 0;
+};
+
+template <class T>
+const RecurrentForwardPart<T>& recurrent_forward_part();  // recurrent_forward.cpp
+template <class T>
+const RecurrentBackwardPart<T>& recurrent_backward_part();  // recurrent_backward.cpp
+
+template <>
+const RecurrentForwardPart<float>& recurrent_forward_part();
+template <>
+const RecurrentForwardPart<double>& recurrent_forward_part();
+template <>
+const RecurrentBackwardPart<float>& recurrent_backward_part();
+template <>
+const RecurrentBackwardPart<double>& recurrent_backward_part();
+
+/// Sequences in blocks, by the batch alone: each block has partial sums of its own, so that these do not depend on the threads.
+struct RowBlocks {
+  explicit RowBlocks(int64_t batch) : rows(std::max<int64_t>(4, (batch + 31) / 32)), count((batch + rows - 1) / rows), batch_(batch) {}
+  int64_t rows, count;
+  int64_t begin(int64_t block) const { return std::min(block * rows, batch_); }
+
+ private:
+  int64_t batch_;
+};
+
+/// A range, of rows or of blocks.
+struct Range {
+  int64_t begin, end;
+};
+
+/// One thread's part of a walk. With many sequences a thread takes some of them through all steps and meets nobody; with few, all threads share each
+/// step's product by columns, then its cells by rows, and wait for each other after both.
+struct Share {
+  Share(const detail::Team& team, const Steps& steps, int64_t panel_count, int64_t least_rows)
+      : together(team.size() > 1 && total_rows(steps) < least_rows * team.size() * (steps.last - steps.first)), member(&team) {
+    const RowBlocks all(steps.batch);
+    const int64_t i = team.index(), n = team.size();
+    panels = together ? Range{panel_count * i / n, panel_count * (i + 1) / n} : Range{0, panel_count};
+    // Cut the rows where the work before is i/n of the whole.
+    const auto cut = [&](int64_t part) {
+      const int64_t goal = total_rows(steps) * part / n;
+      int64_t block = 0, before = 0;
+      while (block < all.count && before < goal) {
+        const int64_t next = before + rows_of(steps, all.begin(block), all.begin(block + 1));
+        if (next - goal > goal - before) break;
+        before = next;
+        ++block;
+      }
+      return part == n ? all.count : block;
+    };
+    blocks = {cut(i), cut(i + 1)};
+    rows = {all.begin(blocks.begin), all.begin(blocks.end)};
+  }
+
+  Range product_rows(int64_t alive) const { return together ? Range{0, alive} : cell_rows(alive); }
+  Range cell_rows(int64_t alive) const { return {std::min(rows.begin, alive), std::min(rows.end, alive)}; }
+  void meet() const {
+    if (together) member->wait();
+  }
+
+  bool together;
+  Range panels, blocks, rows;
+
+ private:
+  static int64_t rows_of(const Steps& steps, int64_t begin, int64_t end) {
+    int64_t total = 0;
+    for (int64_t s = steps.first; s < steps.last; ++s) total += std::min(end, steps.alive[s]) - std::min(begin, steps.alive[s]);
+    return total;
+  }
+  static int64_t total_rows(const Steps& steps) { return rows_of(steps, 0, steps.batch); }
+
+  const detail::Team* member;
+};
+
+/// Threads that a step pays for.
+inline int64_t team_size(const RecurrentSpec& spec, const Steps& steps) {
+  constexpr int64_t least_work = 65536;  // multiplications a step and thread
+  return std::max<int64_t>(1, steps.alive[steps.first] * spec.width() * spec.hidden / least_work);
+}
+
+}  // namespace lamina::kernels

@@ -1,0 +1,62 @@
+// Included once per SIMD target (see simd.h): what the forward and backward walk of a recurrent layer share.
+
+#if defined(LAMINA_KERNELS_CPU_RECURRENT_SIMD_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef LAMINA_KERNELS_CPU_RECURRENT_SIMD_H
+#undef LAMINA_KERNELS_CPU_RECURRENT_SIMD_H
+#else
+#define LAMINA_KERNELS_CPU_RECURRENT_SIMD_H
+#endif
+
+#include "kernels/cpu/gemm_parts.h"
+#include "kernels/cpu/measure.h"
+#include "kernels/cpu/recurrent_parts.h"
+#include "kernels/cpu/simd_math.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace lamina::kernels::HWY_NAMESPACE {
+
+/// x-hat of a row: (x - mean) rstd + rest, where rest is what the mean's rounding lost.
+template <class T>
+struct Normaliser {
+  explicit Normaliser(const T* statistics) : mean(set(statistics[0])), rstd(set(statistics[1])), rest(set(statistics[2])) {}
+  HWY_INLINE Vec<T> operator()(Vec<T> x) const { return hn::MulAdd(hn::Sub(x, mean), rstd, rest); }
+  Vec<T> mean, rstd, rest;
+};
+
+template <class T>
+HWY_INLINE void measure_into(const RecurrentSpec& spec, int64_t n, const T* x, T* statistics) {
+  const Statistics<T> s = measure(spec.centre, spec.eps, n, x);
+  statistics[0] = s.mean, statistics[1] = s.rstd, statistics[2] = -s.shift * s.rstd;
+}
+
+/// How many runs of a row have statistics of their own, how many gates are in each, and in which one a gate is.
+template <RecurrentCell cell, TermNorm norm>
+struct Segments {
+  static constexpr int gates = cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;
+  static constexpr int count = norm == TermNorm::gates ? gates : cell == RecurrentCell::gru ? 2 : 1;
+  static constexpr int of(int gate) { return norm == TermNorm::gates ? gate : cell == RecurrentCell::gru && gate == 2 ? 1 : 0; }
+  static constexpr int first(int segment) { return norm == TermNorm::gates ? segment : 2 * segment; }  // its first gate
+  static constexpr int size(int segment) {
+    return norm == TermNorm::gates ? 1 : cell == RecurrentCell::lstm ? 4 : segment == 1 ? 1 : gates == 3 ? 2 : 1;
+  }
+};
+
+/// rows x panels of out = beta out + bias + a W.
+template <class T>
+HWY_INLINE void share_of_product(Range rows, Range panels, const T* a, int64_t lda, const Packed<T>& w, const Output<T>& out) {
+  if (rows.begin >= rows.end) return;
+  const Output<T> there{out.beta, out.c + rows.begin * out.ldc, out.ldc, out.bias};
+  for (int64_t panel = panels.begin; panel < panels.end; ++panel)
+    times_panel<T>(rows.end - rows.begin, w.k, {a + rows.begin * lda, lda, false}, 0, w.data.get() + panel * kPanel<T> * w.k, panel * kPanel<T>, w.n,
+                   there);
+}
+
+template <class T>
+int64_t panel_count(const Packed<T>& w) {
+  return (w.n + kPanel<T> - 1) / kPanel<T>;
+}
+
+}  // namespace lamina::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // LAMINA_KERNELS_CPU_RECURRENT_SIMD_H

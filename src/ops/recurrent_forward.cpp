@@ -1,0 +1,234 @@
+#include <algorithm>
+#include <vector>
+
+#include "core/tensor_impl.h"
+#include "kernels/kernels.h"
+#include "ops/norm_support.h"
+#include "ops/recurrent_pass.h"
+
+namespace lamina::ops {
+
+using kernels::OverTime;
+using kernels::TermNorm;
+
+namespace {
+
+using In = RecurrentInputs;
+using Trace = RecurrentTrace;
+
+template <class T>
+class Forward {
+ public:
+  Forward(const RecurrentCall& call, const RecurrentInputs& inputs, RecurrentStatistics& running, bool keep)
+      : call_(call),
+        spec_(call.spec),
+        plan_(*call.plan),
+        in_(inputs),
+        running_(running),
+        keep_(keep),
+        dtype_(inputs[In::x].dtype()),
+        device_(inputs[In::x].device()) {}
+
+  RecurrentOutcome run() {
+    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(recurrent_chunk_rows);
+    RecurrentResult result{rows(plan_.rows + (plan_.ragged ? 1 : 0), spec_.hidden), recurrent_state(plan_, spec_.hidden, in_[In::h0], in_[In::x]),
+                           Tensor()};
+    if (lstm()) result.c = recurrent_state(plan_, spec_.hidden, in_[In::c0], in_[In::x]);
+    prepare(result, chunks);
+    const Tensor x = plan_.ragged ? gathered_rows(in_[In::x], plan_.source, in_[In::x].size(2)) : in_[In::x];
+    for (const RecurrentPlan::Chunk& chunk : chunks) {
+      input_product(x, chunk);
+      work_.steps = plan_.walk(chunk);
+      kernels::recurrent<T>(device_)->forward(work_);
+    }
+    if (spec_.norm == TermNorm::columns && call_.training && running_.mean_ih.defined()) update();
+    return finish(std::move(result));
+  }
+
+ private:
+  bool lstm() const { return spec_.cell == RecurrentCell::lstm; }
+  Tensor rows(int64_t count, int64_t width) const { return Tensor::empty({count, width}, dtype_, device_); }
+
+  /// An array over time: kept whole for the backward pass, or room for a chunk (x's term) or a step.
+  enum class Room { whole, chunk, step };
+  OverTime<T> over_time(Trace::Index index, int64_t width, Room room, const std::vector<RecurrentPlan::Chunk>& chunks = {}) {
+    int64_t count = room == Room::whole ? plan_.rows : plan_.batch;
+    if (room == Room::chunk) {
+      count = 0;
+      for (const RecurrentPlan::Chunk& chunk : chunks) count = std::max(count, chunk.count);
+    }
+    Tensor array = rows(count, width);
+    T* const data = array.mutable_data<T>();
+    (room == Room::whole ? trace_ : passing_)[index] = std::move(array);
+    return {data, 0, room == Room::step};
+  }
+
+  void prepare(RecurrentResult& result, const std::vector<RecurrentPlan::Chunk>& chunks) {
+    const int64_t hidden = spec_.hidden, width = spec_.width();
+    const bool rnn = spec_.cell == RecurrentCell::rnn, gru = spec_.cell == RecurrentCell::gru;
+    work_.spec = spec_;
+    work_.parts = biases_.parts<T>(spec_, in_);
+    weight_ = kernels::gemm<T>(device_)->pack(hidden, width, {in_[In::weight_hh].data<T>(), std::max<int64_t>(hidden, 1), true});
+    work_.weight = &weight_;
+    work_.from_zero = !in_[In::h0].defined();
+    work_.h = result.h.mutable_data<T>();
+    if (lstm()) work_.c = result.c.mutable_data<T>();
+    // The gates take the place of x's term, unless that is wanted again.
+    const bool normalised = spec_.norm != TermNorm::none, keeps_x = keep_ && normalised;
+    const Room whole = keep_ ? Room::whole : Room::step;
+    if (keep_ && !normalised && !rnn) {
+      work_.gates = work_.a_x = over_time(Trace::gates, width, Room::whole);
+    } else {
+      work_.a_x = over_time(Trace::a_x, width, keeps_x ? Room::whole : Room::chunk, chunks);
+      if (!rnn) work_.gates = keeps_x ? over_time(Trace::gates, width, Room::whole) : work_.a_x;
+    }
+    chunked_ = !keeps_x && !(keep_ && !rnn);
+    if (!spec_.sums_terms()) work_.a_h = over_time(Trace::a_h, width, keeps_x ? Room::whole : Room::step);
+    if (lstm() && keep_) work_.raw_c = over_time(Trace::raw_c, hidden, Room::whole);
+    if (gru && keep_ && (!normalised || spec_.norm == TermNorm::columns)) work_.n_term = over_time(Trace::n_term, hidden, Room::whole);
+    if (spec_.statistics() > 0) work_.statistics = over_time(Trace::statistics, spec_.statistics(), whole);
+    work_.y = {result.y.mutable_data<T>(), 0, false};
+    if (spec_.norm != TermNorm::columns) return;
+    work_.x_columns = columns(Trace::x_mean, width, running_.mean_ih, running_.var_ih, x_var_);
+    work_.h_columns = columns(Trace::h_mean, width, running_.mean_hh, running_.var_hh, h_var_);
+    if (lstm()) work_.c_columns = columns(Trace::c_mean, hidden, running_.mean_c, running_.var_c, c_var_);
+  }
+
+  /// The statistics of each step; in evaluation a row of the running ones. Mean, shift and rstd stand in this order in the trace.
+  kernels::ColumnStatistics<T> columns(Trace::Index first, int64_t width, const Tensor& mean, const Tensor& var, Tensor& batch_var) {
+    kernels::ColumnStatistics<T> result;
+    const auto take = [&](Tensor& array) { return (array = rows(plan_.steps(), width)).template mutable_data<T>(); };
+    result.mean = take(trace_.tensors[first]);
+    result.rstd = take(trace_.tensors[first + 2]);
+    if (!spec_.given) {
+      result.shift = take(trace_.tensors[first + 1]);
+      result.var = take(batch_var);
+      return result;
+    }
+    const kernels::ChannelNorm channels{.batch = plan_.batch, .channels = width, .eps = spec_.eps};
+    for (int64_t step = 0; step < plan_.steps(); ++step) {
+      const int64_t row = std::min(step, mean.size(0) - 1);
+      std::copy_n(mean.data<T>() + row * width, width, result.mean + step * width);
+      kernels::norm<T>(device_)->channel_rstd(channels, var.data<T>() + row * width, result.rstd + step * width);
+    }
+    return result;
+  }
+
+  void input_product(const Tensor& x, const RecurrentPlan::Chunk& chunk) {
+    const int64_t inputs = x.size(-1), width = spec_.width(), ld = std::max<int64_t>(inputs, 1);
+    if (chunked_) {
+      work_.a_x.origin = chunk.begin;
+      if (work_.gates.data && !keep_) work_.gates.origin = chunk.begin;
+    }
+    kernels::gemm<T>(device_)->gemm(chunk.count, width, inputs, {x.data<T>() + chunk.begin * inputs, ld, false},
+                                    {in_[In::weight_ih].data<T>(), ld, true}, T{0}, work_.a_x.data + (chunk.begin - work_.a_x.origin) * width,
+                                    std::max<int64_t>(width, 1), spec_.norm == TermNorm::none ? work_.parts.bias : nullptr);
+  }
+
+  /// Each step moves its row of the running statistics, steps past the last row that one.
+  void update() const {
+    const auto move = [&](Tensor& mean, Tensor& var, const Tensor& batch_mean, const Tensor& batch_var) {
+      const int64_t width = mean.size(1);
+      for (int64_t step = 0; step < plan_.steps(); ++step) {
+        const int64_t at = std::min(step, mean.size(0) - 1) * width * static_cast<int64_t>(sizeof(T));
+        RunningStatistics row{.op = "recurrent",
+                              .mean = detail::view(mean, {width}, at),
+                              .var = detail::view(var, {width}, at),
+                              .batches_tracked = Tensor(),
+                              .momentum = call_.momentum};
+        const double alive = static_cast<double>(plan_.alive[static_cast<size_t>(step)]), unbiased = alive / (alive - 1);
+        const T *const means = batch_mean.data<T>() + step * width, *const vars = batch_var.data<T>() + step * width;
+        row.update<T>(width, [&](int64_t i) { return std::pair(static_cast<double>(means[i]), static_cast<double>(vars[i]) * unbiased); });
+      }
+    };
+    move(running_.mean_ih, running_.var_ih, trace_.tensors[Trace::x_mean], x_var_);
+    move(running_.mean_hh, running_.var_hh, trace_.tensors[Trace::h_mean], h_var_);
+    if (lstm()) move(running_.mean_c, running_.var_c, trace_.tensors[Trace::c_mean], c_var_);
+  }
+
+  /// From sorted rows to x's order.
+  RecurrentOutcome finish(RecurrentResult result) {
+    const Shape shape{plan_.time, plan_.batch, spec_.hidden};
+    Tensor y = result.y;
+    if (plan_.ragged) {
+      T* const zeros = y.mutable_data<T>() + plan_.rows * spec_.hidden;
+      kernels::move(device_)->fill(dtype_, spec_.hidden, 0, zeros);
+      result.y = detail::view(gathered_rows(y, plan_.place, spec_.hidden), shape);
+      result.h = gathered_rows(result.h, plan_.rank, spec_.hidden);
+      if (lstm()) result.c = gathered_rows(result.c, plan_.rank, spec_.hidden);
+    } else {
+      result.y = detail::view(y, shape);
+    }
+    if (!keep_) return {std::move(result), {}};
+    trace_[Trace::y] = std::move(y);
+    return {std::move(result), std::move(trace_)};
+  }
+
+ private:
+  const RecurrentCall& call_;
+  const kernels::RecurrentSpec& spec_;
+  const RecurrentPlan& plan_;
+  const RecurrentInputs& in_;
+  RecurrentStatistics& running_;
+  bool keep_, chunked_ = false;
+  DType dtype_;
+  Device device_;
+  kernels::RecurrentForward<T> work_;
+  kernels::Packed<T> weight_;
+  RecurrentBiases biases_;
+  RecurrentTrace trace_, passing_;
+  Tensor x_var_, h_var_, c_var_;
+};
+
+}  // namespace
+
+Tensor gathered_rows(const Tensor& rows, const std::vector<int64_t>& index, int64_t width) {
+  const int64_t count = static_cast<int64_t>(index.size());
+  Tensor result = Tensor::empty({count, width}, rows.dtype(), rows.device());
+  if (result.numel() == 0) return result;
+  const int64_t bytes = result.nbytes() / count;
+  kernels::move(rows.device())->gather_rows(count, bytes, rows.raw_data(), index.data(), result.mutable_raw_data());
+  return result;
+}
+
+Tensor recurrent_state(const RecurrentPlan& plan, int64_t hidden, const Tensor& start, const Tensor& like) {
+  if (!start.defined()) return Tensor::zeros({plan.batch, hidden}, like.dtype(), like.device());
+  return plan.ragged ? gathered_rows(start, plan.order, hidden) : start.clone();
+}
+
+template <class T>
+kernels::RecurrentParts<T> RecurrentBiases::parts(const kernels::RecurrentSpec& spec, const RecurrentInputs& inputs) {
+  const Tensor& like = inputs[In::weight_hh];
+  const Tensor *const ih = &inputs[In::bias_ih], *const hh = &inputs[In::bias_hh];
+  const int64_t width = spec.width(), inside = spec.cell == RecurrentCell::gru ? 2 * spec.hidden : width;  // from here on b_hh stands inside
+  kernels::RecurrentParts<T> parts;
+  if (ih->defined() || hh->defined() || spec.norm != TermNorm::none) {
+    bias_ = Tensor::zeros({width}, like.dtype(), like.device());
+    T* const bias = bias_.mutable_data<T>();
+    if (ih->defined()) std::copy_n(ih->data<T>(), width, bias);
+    if (hh->defined())
+      for (int64_t i = 0; i < inside; ++i) bias[i] += hh->data<T>()[i];
+    parts.bias = bias;
+  }
+  if (inside < width) {
+    bias_h_ = Tensor::zeros({width}, like.dtype(), like.device());
+    if (hh->defined()) std::copy_n(hh->data<T>() + inside, width - inside, bias_h_.mutable_data<T>() + inside);
+    parts.bias_h = bias_h_.data<T>();
+  }
+  if (spec.normalise_c) {
+    bias_c_ = inputs[In::bias_c].defined() ? inputs[In::bias_c] : Tensor::zeros({spec.hidden}, like.dtype(), like.device());
+    parts.bias_c = bias_c_.data<T>();
+  }
+  parts.gain_ih = data_or_null<T>(inputs[In::gain_ih]);
+  parts.gain_hh = data_or_null<T>(inputs[In::gain_hh]);
+  parts.gain_c = data_or_null<T>(inputs[In::gain_c]);
+  return parts;
+}
+template kernels::RecurrentParts<float> RecurrentBiases::parts(const kernels::RecurrentSpec&, const RecurrentInputs&);
+template kernels::RecurrentParts<double> RecurrentBiases::parts(const kernels::RecurrentSpec&, const RecurrentInputs&);
+
+RecurrentOutcome recurrent_forward(const RecurrentCall& call, const RecurrentInputs& inputs, RecurrentStatistics& running, bool keep) {
+  return with_float("recurrent", inputs[In::x].dtype(), [&](auto zero) { return Forward<decltype(zero)>(call, inputs, running, keep).run(); });
+}
+
+}  // namespace lamina::ops

@@ -1,0 +1,67 @@
+#pragma once
+// The two passes of recurrent(), between its checks and the kernels.
+
+#include <lamina/autograd/graph.h>
+#include <lamina/ops/recurrent.h>
+
+#include <array>
+#include <memory>
+
+#include "ops/recurrent_plan.h"
+
+namespace lamina::ops {
+
+/// The tensors of a call that can have a gradient, in the order in which the graph has them; undefined ones included.
+struct RecurrentInputs {
+  enum Index { x, h0, c0, weight_ih, weight_hh, bias_ih, bias_hh, gain_ih, gain_hh, gain_c, bias_c, count };
+  std::array<Tensor, count> tensors;
+
+  Tensor& operator[](Index index) { return tensors[static_cast<size_t>(index)]; }
+  const Tensor& operator[](Index index) const { return tensors[static_cast<size_t>(index)]; }
+};
+
+/// What forward leaves for backward, beside the inputs. Some are undefined, as kernels::RecurrentForward says.
+struct RecurrentTrace {
+  enum Index { a_x, a_h, gates, raw_c, y, n_term, statistics, x_mean, x_shift, x_rstd, h_mean, h_shift, h_rstd, c_mean, c_shift, c_rstd, count };
+  std::array<Tensor, count> tensors;
+
+  Tensor& operator[](Index index) { return tensors[static_cast<size_t>(index)]; }
+};
+
+struct RecurrentCall {
+  kernels::RecurrentSpec spec;
+  std::shared_ptr<const RecurrentPlan> plan;
+  bool training = true;
+  double momentum = 0.1;
+};
+
+struct RecurrentOutcome {
+  RecurrentResult result;
+  RecurrentTrace trace;  // empty unless `keep`
+};
+
+/// Steps are taken in runs of about this many rows, so that a run's gates are still in a cache when they are used again.
+constexpr int64_t recurrent_chunk_rows = 2048;
+
+/// rows[index[i]] for each i, [index.size(), width].
+Tensor gathered_rows(const Tensor& rows, const std::vector<int64_t>& index, int64_t width);
+/// A copy of a state at the start [N, H] (undefined: zeros) with sequences sorted; `like` gives dtype and device.
+Tensor recurrent_state(const RecurrentPlan& plan, int64_t hidden, const Tensor& start, const Tensor& like);
+
+/// The biases as the kernels want them; where there are none, zeros. Lives as long as what parts() gives.
+class RecurrentBiases {
+ public:
+  template <class T>
+  kernels::RecurrentParts<T> parts(const kernels::RecurrentSpec& spec, const RecurrentInputs& inputs);
+
+ private:
+  Tensor bias_, bias_h_, bias_c_;
+};
+
+/// `keep`: a backward pass will come.
+RecurrentOutcome recurrent_forward(const RecurrentCall& call, const RecurrentInputs& inputs, RecurrentStatistics& running, bool keep);
+
+/// Gives all inputs their gradients. saved(i): the inputs, then the trace.
+void recurrent_backward(const RecurrentCall& call, autograd::Backward& b);
+
+}  // namespace lamina::ops

@@ -1,0 +1,56 @@
+#include "ops/recurrent_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace lamina::ops {
+
+namespace {
+size_t at(int64_t i) { return static_cast<size_t>(i); }
+}  // namespace
+
+RecurrentPlan::RecurrentPlan(int64_t time_, int64_t batch_, std::span<const int64_t> lengths, bool reverse) : time(time_), batch(batch_) {
+  ragged = std::ranges::any_of(lengths, [&](int64_t length) { return length < time; });
+  if (!ragged) {
+    rows = batch > 0 ? time * batch : 0;
+    for (int64_t step = 0; batch > 0 && step < time; ++step) {
+      offset.push_back((reverse ? time - 1 - step : step) * batch);
+      alive.push_back(batch);
+    }
+    return;
+  }
+  order.resize(at(batch));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::ranges::stable_sort(order, std::greater<>(), [&](int64_t n) { return lengths[at(n)]; });
+  rank.resize(at(batch));
+  for (int64_t i = 0; i < batch; ++i) rank[at(order[at(i)])] = i;
+  int64_t count = batch;
+  place.assign(at(time * batch), -1);
+  for (int64_t step = 0; step < time; ++step) {
+    while (count > 0 && lengths[at(order[at(count - 1)])] <= step) --count;
+    if (count == 0) break;
+    offset.push_back(rows);
+    alive.push_back(count);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t n = order[at(i)], t = reverse ? lengths[at(n)] - 1 - step : step;
+      source.push_back(t * batch + n);
+      place[at(t * batch + n)] = rows + i;
+    }
+    rows += count;
+  }
+  std::ranges::replace(place, int64_t{-1}, rows);
+}
+
+std::vector<RecurrentPlan::Chunk> RecurrentPlan::chunks(int64_t least) const {
+  std::vector<Chunk> result;
+  for (int64_t step = 0; step < steps(); ++step) {
+    if (result.empty() || result.back().count >= least) result.push_back({step, step, offset[at(step)], 0});
+    Chunk& chunk = result.back();
+    chunk.last = step + 1;
+    chunk.begin = std::min(chunk.begin, offset[at(step)]);
+    chunk.count += alive[at(step)];
+  }
+  return result;
+}
+
+}  // namespace lamina::ops
