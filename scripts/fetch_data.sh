@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Puts a data set under data/ and checks it against its SHA-256 sums (of the decompressed files, so that any compression will do).
-#   scripts/fetch_data.sh [mnist|fashion]      (default: fashion)
+#   scripts/fetch_data.sh [mnist|fashion|cifar10]      (default: fashion)
 # mnist is part of the repository, so it is only checked. fashion comes from the Debian package dataset-fashion-mnist, or, where that is not to be had,
-# from the authors' repository (FASHION_MNIST_URL: another address). Nothing is fetched when the files are there and right.
+# from the authors' repository (FASHION_MNIST_URL: another address). cifar10 comes from its author's page (CIFAR10_URL: another address of
+# cifar-10-binary.tar.gz, 162 MB). Nothing is fetched when the files are there and right.
 # Exit code 2: unknown name; 1: files missing or damaged.
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -19,28 +20,49 @@ c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888 train-images-id
 bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9 train-labels-idx1-ubyte
 5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b t10k-images-idx3-ubyte
 0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34 t10k-labels-idx1-ubyte" ;;
+  cifar10) sums="
+cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5 data_batch_1.bin
+a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed data_batch_2.bin
+bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67 data_batch_3.bin
+014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48 data_batch_4.bin
+755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add data_batch_5.bin
+8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b test_batch.bin" ;;
   -h | --help) usage "$0"; exit 0 ;;
-  *) status=2 die "expected mnist or fashion, got '$name'" ;;
+  *) status=2 die "expected mnist, fashion or cifar10, got '$name'" ;;
 esac
 folder=data/$name
+packed=.gz   # what the files' names end in
+[[ $name == cifar10 ]] && packed=
 
 # check FOLDER: prints the names of the files that are not there or not right.
 check() {
   local sum file
   while read -r sum file; do
     [[ -z $sum ]] && continue
-    [[ $(gzip -dc "$1/$file.gz" 2>/dev/null | sha256sum) == "$sum "* ]] || say "$file.gz"
+    [[ $(gzip -dcf "$1/$file$packed" 2>/dev/null | sha256sum) == "$sum "* ]] || say "$file$packed"
   done <<<"$sums"
 }
 done_if_right() {
   [[ -z $(check "$folder") ]] || return 0
-  say "$folder: 4 files, SHA-256 right"
+  say "$folder: $(wc -w <<<"$sums" | awk '{print $1 / 2}') files, SHA-256 right"
   exit 0
 }
 
 done_if_right
 if [[ $name == mnist ]]; then
   die "damaged or missing in $folder: $(check "$folder" | xargs); get them back with: git checkout -- $folder"
+fi
+
+if [[ $name == cifar10 ]]; then
+  command -v curl >/dev/null || die "curl is not here; install it, or put the files of cifar-10-binary.tar.gz into $folder"
+  url=${CIFAR10_URL:-https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz}
+  mkdir -p "$folder"
+  say "fetching $url"
+  curl --fail --silent --show-error --location --retry 3 --output "$folder/fetched.partial" "$url" || die "could not fetch $url"
+  tar -xzf "$folder/fetched.partial" -C "$folder" --strip-components=1 --wildcards '*.bin' || die "$url: not the archive that was expected"
+  rm "$folder/fetched.partial"
+  done_if_right
+  die "wrong SHA-256 after fetching: $(check "$folder" | xargs) in $folder"
 fi
 
 package_folder=/usr/share/datasets/fashion-mnist

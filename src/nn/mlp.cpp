@@ -46,6 +46,7 @@ Sequential MLP(const MLPOptions& options) {
   const Function act = activation(options.activation);
 
   Sequential net;
+  net.told_of_biases_ = true;
   const size_t last = sizes.size() - 1;
   for (size_t i = 1; i < last; ++i) {
     net.add(dense(sizes[i - 1], sizes[i], true, options));

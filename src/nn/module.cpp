@@ -69,12 +69,18 @@ Module& Module::init(uint64_t seed) {
     else
       buffer->reset();
   }
-  for (const auto& [path, module] : modules()) module->drawn();
+  for (const auto& [path, module] : modules()) {
+    module->path_ = path;
+    module->drawn();
+  }
   return *this;
 }
 
 void Module::train(bool on) {
-  for (const auto& [path, module] : modules()) module->training_ = on;
+  for (const auto& [path, module] : modules()) {
+    module->path_ = path;
+    module->training_ = on;
+  }
 }
 
 std::vector<NamedParameter> Module::named_parameters(bool unique) {

@@ -3,7 +3,10 @@
 #include <cmath>
 
 #include <lamina/autograd/graph.h>
+#include <lamina/core/warning.h>
+#include <lamina/ops/elementwise.h>
 #include <lamina/ops/norm.h>
+#include <lamina/ops/reduce.h>
 
 #include "core/format.h"
 #include "nn/norm_pass.h"
@@ -19,6 +22,14 @@ void check_eps(const char* layer, double eps) {
 /// "784" or "[4, 5]".
 std::string width_text(const Shape& shape) { return shape.rank() == 1 ? std::to_string(shape.size(0)) : shape.str(); }
 
+/// `gives`: what comes of normalising one value.
+void warn_of_single_value(const char* layer, const Module& module, const Shape& shape, const char* gives) {
+  if (shape.numel() == 1) warn(layer, fmt::format("{}: normalises one value alone, so it gives {} for any input", module.title(), gives));
+}
+
+/// Whether all values of a buffer are `value`.
+bool holds_only(const Buffer& buffer, double value) { return !buffer.defined() || max(abs(buffer.tensor() - value)).item() == 0; }
+
 }  // namespace
 
 LayerNorm::LayerNorm(const Shape& normalized_shape, LayerNormOptions options) : shape_(normalized_shape), eps_(options.eps) {
@@ -26,7 +37,10 @@ LayerNorm::LayerNorm(const Shape& normalized_shape, LayerNormOptions options) : 
   if (options.gain) weight = Parameter(shape_, init::ones());
   if (options.bias) bias = Parameter(shape_, init::zeros());
 }
-Tensor LayerNorm::operator()(const Tensor& x) const { return layer_norm(x, shape_, weight, bias, eps_); }
+Tensor LayerNorm::operator()(const Tensor& x) const {
+  warn_of_single_value("layer_norm", *this, shape_, "its bias");
+  return layer_norm(x, shape_, weight, bias, eps_);
+}
 void LayerNorm::members(Visitor& v) {
   v("weight", weight);
   v("bias", bias);
@@ -41,7 +55,10 @@ RMSNorm::RMSNorm(const Shape& normalized_shape, RMSNormLayerOptions options) : s
   if (options.gain) weight = Parameter(shape_, init::ones());
   if (options.bias) bias = Parameter(shape_, init::zeros());
 }
-Tensor RMSNorm::operator()(const Tensor& x) const { return rms_norm(x, shape_, weight, bias, {.partial = options_.partial, .eps = options_.eps}); }
+Tensor RMSNorm::operator()(const Tensor& x) const {
+  warn_of_single_value("rms_norm", *this, shape_, "its gain, with the input's sign,");
+  return rms_norm(x, shape_, weight, bias, {.partial = options_.partial, .eps = options_.eps});
+}
 void RMSNorm::members(Visitor& v) {
   v("weight", weight);
   v("bias", bias);
@@ -102,6 +119,20 @@ void TrackingNorm::check(const Tensor& x) const {
   fail(op_, "x: expected {}, got {} (in {})", fmt::join(layouts, " or "), shape, describe());
 }
 
+void TrackingNorm::warn_of_wrong_statistics() {
+  if (!running_mean.defined() || channels_ == 0) return;
+  if (training()) {
+    if (!grad_enabled() && !population_pass_)
+      warn(op_, fmt::format("{}: in training mode while no gradients are recorded: an evaluation would use, and move, the statistics of its own "
+                            "batches; call eval() first (to collect statistics: recompute_population_statistics)",
+                            title()));
+  } else if (!evaluated_) {
+    evaluated_ = true;  // looking costs a wait for the device
+    if (num_batches_tracked.tensor().item() == 0 && holds_only(running_mean, 0) && holds_only(running_var, 1))
+      warn(op_, fmt::format("{}: evaluated before it has seen a training batch: mean 0 and deviation 1 of its start normalise nothing", title()));
+  }
+}
+
 void TrackingNorm::begin_population_statistics() {
   if (!running_mean.defined() || population_pass_) return;
   population_pass_ = true;
@@ -140,6 +171,7 @@ BatchNorm::BatchNorm(const char* name, int rank_min, int rank_max, int64_t chann
 
 Tensor BatchNorm::operator()(const Tensor& x) {
   check(x);
+  warn_of_wrong_statistics();
   if (from_data() && channels_ > 0 && x.numel() == channels_)
     fail("batch_norm", "x: one value per channel has no {}: got {} (in {}); use a larger batch, or eval()",
          options_.mean_only ? "mean but itself" : "variance", x.shape(), describe());
@@ -172,6 +204,7 @@ InstanceNorm::InstanceNorm(const char* name, int rank, int64_t channels, const I
 
 Tensor InstanceNorm::operator()(const Tensor& x) {
   check(x);
+  warn_of_wrong_statistics();
   if (from_data() && x.numel() > 0 && x.numel() == x.size(0) * channels_)
     fail("instance_norm", "x: one value per instance has no variance: got {} (in {})", x.shape(), describe());
   return instance_norm(

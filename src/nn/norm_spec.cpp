@@ -155,6 +155,7 @@ Tensor Norm::operator()(const Tensor& x) {
       [&](auto& l) -> Tensor {
         if constexpr (std::is_base_of_v<Module, std::decay_t<decltype(l)>>) {
           l.set_training(training());
+          if (l.path() != path()) l.set_path(path());
           return l(x);
         } else {
           return x;

@@ -1,10 +1,24 @@
 #include <lamina/nn/sequential.h>
 
+#include <lamina/core/warning.h>
+#include <lamina/nn/layers.h>
+#include <lamina/nn/norm.h>
+
 #include "core/format.h"
 
 namespace lamina::nn {
 
-Sequential::Sequential(const Sequential& other) : Module(other) {
+namespace {
+
+/// Whether it takes each feature's mean over the batch off x [N, C].
+bool takes_means_off(Module* module) {
+  if (auto* norm = dynamic_cast<Norm*>(module)) return std::holds_alternative<BatchNorm1d>(norm->layer);
+  return dynamic_cast<BatchNorm1d*>(module) != nullptr;
+}
+
+}  // namespace
+
+Sequential::Sequential(const Sequential& other) : Module(other), told_of_biases_(other.told_of_biases_) {
   layers_.reserve(other.layers_.size());
   for (const auto& slot : other.layers_) layers_.push_back(slot->copy());
 }
@@ -15,6 +29,7 @@ Sequential& Sequential::operator=(const Sequential& other) {
 }
 
 Tensor Sequential::operator()(const Tensor& x) {
+  if (!told_of_biases_ && training() && x.rank() == 2) warn_of_dead_biases();
   Tensor y = x;
   for (const auto& slot : layers_) y = slot->forward(y);
   return y;
@@ -23,6 +38,17 @@ Tensor Sequential::operator()(const Tensor& x) {
 void Sequential::members(Visitor& v) {
   for (size_t i = 0; i < layers_.size(); ++i)
     if (Module* module = layers_[i]->module()) v(std::to_string(i), *module);
+}
+
+void Sequential::warn_of_dead_biases() {
+  told_of_biases_ = true;
+  for (size_t i = 0; i + 1 < layers_.size(); ++i) {
+    const auto* linear = dynamic_cast<Linear*>(layers_[i]->module());
+    if (linear && linear->bias.defined() && !linear->bias.frozen() && takes_means_off(layers_[i + 1]->module()))
+      warn("linear",
+           fmt::format("{}: its bias does nothing, since {} after it takes every mean off; leave it out: Linear(in, out, {{.bias = false}})",
+                       linear->title(), layers_[i + 1]->module()->title()));
+  }
 }
 
 void Sequential::fail_at(size_t index) const {

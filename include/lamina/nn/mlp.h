@@ -20,7 +20,7 @@ struct MLPOptions {
   std::string activation = "relu";        // relu, tanh, sigmoid, gelu, silu, leaky_relu
   std::string init = "pytorch";           // weights; see init::parse
   std::string bias_init = "pytorch";      // "pytorch" or as init::parse ("zeros")
-  bool bias = true;                       // of the Linear layers
+  bool bias = true;                       // of the Linear layers, also where a batch norm makes it do nothing, as in the papers' nets
   double dropout = 0.0;                   // after each hidden block
   std::optional<double> eps = {};         // of the norm; default: its own (1e-5, rms: the machine epsilon)
   BatchNormLayerOptions batch_norm = {};  // eps above wins

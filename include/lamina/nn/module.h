@@ -161,6 +161,12 @@ class Module {
   bool training() const { return training_; }
   void set_training(bool on) { training_ = on; }  // of this module alone
 
+  /// Where it stands below the module whose init(), train() or eval() was called last, e.g. "0.norm"; "" before that, and for that one itself.
+  const std::string& path() const { return path_; }
+  void set_path(const std::string& path) { path_ = path; }  // for modules that hold others without listing them
+  /// For messages: "0.norm (LayerNorm(1000))", or the description alone where there is no path.
+  std::string title() const { return path_.empty() ? describe() : path_ + " (" + describe() + ")"; }
+
   /// All parameters with their paths; `unique` lists tied ones once (under their first path).
   std::vector<NamedParameter> named_parameters(bool unique = true);
   std::vector<Parameter*> parameters();
@@ -185,6 +191,7 @@ class Module {
 
  private:
   bool training_ = true;
+  std::string path_;
 };
 
 /// A deep copy of a module that keeps ties between its parameters.

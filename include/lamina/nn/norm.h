@@ -23,7 +23,8 @@ struct LayerNormOptions {
   bool bias = true;
 };
 
-/// Layer normalisation over the trailing axes (Ba, Kiros, Hinton 2016). Parameters: weight and bias, of normalized_shape.
+/// Layer normalisation over the trailing axes (Ba, Kiros, Hinton 2016). Parameters: weight and bias, of normalized_shape. Warns once of a
+/// normalized_shape of one value, as RMSNorm does.
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(const Shape& normalized_shape, LayerNormOptions options = {});
@@ -125,6 +126,8 @@ class TrackingNorm : public Module, public RunningStatistics {
   };
   TrackingNorm(int64_t channels, const Settings& settings);
   void check(const Tensor& x) const;
+  /// Warns of evaluation with statistics that are not meant for it: those of its own batches, or those that a layer starts with.
+  void warn_of_wrong_statistics();
   /// Whether this pass normalises with the statistics of x itself.
   bool from_data() const { return training() || !running_mean.defined(); }
 
@@ -134,6 +137,7 @@ class TrackingNorm : public Module, public RunningStatistics {
  private:
   const char* op_;
   int rank_min_, rank_max_;
+  bool evaluated_ = false;
   Tensor former_mean_, former_var_, former_count_;  // during a population pass
 };
 
@@ -148,7 +152,8 @@ struct BatchNormLayerOptions {
 };
 
 /// Batch normalisation (Ioffe & Szegedy 2015). In evaluation the running statistics normalise; without them (track_running_stats = false) those of
-/// the batch do. Throws Error for another rank or channel count, one value per channel where batch statistics are needed, and options out of range.
+/// the batch do. Warns once (see core/warning.h) when it is evaluated before it has seen a training batch, and when it runs in training mode while no
+/// gradients are recorded, as an evaluation that forgot eval() does. Throws Error for another rank or channel count, one value per channel where batch statistics are needed, and options out of range.
 class BatchNorm : public TrackingNorm {
  public:
   Tensor operator()(const Tensor& x);

@@ -29,7 +29,8 @@ class Sequential : public Module {
     return *this;
   }
 
-  /// An empty chain returns x.
+  /// An empty chain returns x. In training, warns once (see core/warning.h) of a Linear whose bias does nothing because the batch norm after it takes
+  /// every mean off.
   Tensor operator()(const Tensor& x);
   void members(Visitor& v) override;
   std::string describe() const override { return "Sequential"; }
@@ -60,8 +61,11 @@ class Sequential : public Module {
     Layer layer;
   };
   [[noreturn]] void fail_at(size_t index) const;
+  void warn_of_dead_biases();
+  friend Sequential MLP(const struct MLPOptions& options);  // whose biases are an option
 
   std::vector<std::unique_ptr<Slot>> layers_;
+  bool told_of_biases_ = false;
 };
 
 template <class Layer>
