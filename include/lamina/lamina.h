@@ -24,6 +24,7 @@
 #include <lamina/nn/mlp.h>
 #include <lamina/nn/module.h>
 #include <lamina/nn/norm.h>
+#include <lamina/nn/rnn.h>
 #include <lamina/nn/sequential.h>
 #include <lamina/nn/weight_norm.h>
 #include <lamina/ops/dropout.h>
