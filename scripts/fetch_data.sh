@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Puts a data set under data/ and checks it against its SHA-256 sums (of the decompressed files, so that any compression will do).
-#   scripts/fetch_data.sh [mnist|fashion|cifar10]      (default: fashion)
+#   scripts/fetch_data.sh [mnist|fashion|cifar10|shakespeare]      (default: fashion)
 # mnist is part of the repository, so it is only checked. fashion comes from the Debian package dataset-fashion-mnist, or, where that is not to be had,
 # from the authors' repository (FASHION_MNIST_URL: another address). cifar10 comes from its author's page (CIFAR10_URL: another address of
-# cifar-10-binary.tar.gz, 162 MB). Nothing is fetched when the files are there and right.
+# cifar-10-binary.tar.gz, 162 MB). shakespeare is one text of 1.1 MB, data/shakespeare/tinyshakespeare.txt, from the repository of char-rnn
+# (SHAKESPEARE_URL: another address). Nothing is fetched when the files are there and right.
 # Exit code 2: unknown name; 1: files missing or damaged.
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -27,12 +28,14 @@ bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67 data_batch_3.bi
 014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48 data_batch_4.bin
 755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add data_batch_5.bin
 8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b test_batch.bin" ;;
+  shakespeare) sums="
+86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed tinyshakespeare.txt" ;;
   -h | --help) usage "$0"; exit 0 ;;
-  *) status=2 die "expected mnist, fashion or cifar10, got '$name'" ;;
+  *) status=2 die "expected mnist, fashion, cifar10 or shakespeare, got '$name'" ;;
 esac
 folder=data/$name
 packed=.gz   # what the files' names end in
-[[ $name == cifar10 ]] && packed=
+[[ $name == cifar10 || $name == shakespeare ]] && packed=
 
 # check FOLDER: prints the names of the files that are not there or not right.
 check() {
@@ -61,6 +64,17 @@ if [[ $name == cifar10 ]]; then
   curl --fail --silent --show-error --location --retry 3 --output "$folder/fetched.partial" "$url" || die "could not fetch $url"
   tar -xzf "$folder/fetched.partial" -C "$folder" --strip-components=1 --wildcards '*.bin' || die "$url: not the archive that was expected"
   rm "$folder/fetched.partial"
+  done_if_right
+  die "wrong SHA-256 after fetching: $(check "$folder" | xargs) in $folder"
+fi
+
+if [[ $name == shakespeare ]]; then
+  command -v curl >/dev/null || die "curl is not here; install it, or put the text into $folder/tinyshakespeare.txt"
+  url=${SHAKESPEARE_URL:-https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt}
+  mkdir -p "$folder"
+  say "fetching $url"
+  curl --fail --silent --show-error --location --retry 3 --output "$folder/tinyshakespeare.txt.partial" "$url" || die "could not fetch $url"
+  mv "$folder/tinyshakespeare.txt.partial" "$folder/tinyshakespeare.txt"
   done_if_right
   die "wrong SHA-256 after fetching: $(check "$folder" | xargs) in $folder"
 fi
