@@ -122,10 +122,7 @@ void TrackingNorm::check(const Tensor& x) const {
 void TrackingNorm::warn_of_wrong_statistics() {
   if (!running_mean.defined() || channels_ == 0) return;
   if (training()) {
-    if (!grad_enabled() && !population_pass_)
-      warn(op_, fmt::format("{}: in training mode while no gradients are recorded: an evaluation would use, and move, the statistics of its own "
-                            "batches; call eval() first (to collect statistics: recompute_population_statistics)",
-                            title()));
+    if (!grad_enabled() && !population_pass_) warn_of_training_mode(op_, *this);
   } else if (!evaluated_) {
     evaluated_ = true;  // looking costs a wait for the device
     if (num_batches_tracked.tensor().item() == 0 && holds_only(running_mean, 0) && holds_only(running_var, 1))
@@ -214,6 +211,12 @@ Tensor InstanceNorm::operator()(const Tensor& x) {
 
 std::string InstanceNorm::describe() const {
   return fmt::format("{}({}{}{})", name_, channels_, options_.affine ? ", affine" : "", options_.track_running_stats ? ", running statistics" : "");
+}
+
+void warn_of_training_mode(const char* op, const Module& module) {
+  warn(op, fmt::format("{}: in training mode while no gradients are recorded: an evaluation would use, and move, the statistics of its own batches; "
+                       "call eval() first (to collect statistics: recompute_population_statistics)",
+                       module.title()));
 }
 
 RunningStatistics* running_statistics(Module* module) {

@@ -11,6 +11,9 @@ namespace lamina::nn {
 /// The module's running statistics, if it is one that may have some.
 RunningStatistics* running_statistics(Module* module);
 
+/// Warns of an evaluation that uses, and moves, the statistics of its own batches.
+void warn_of_training_mode(const char* op, const Module& module);
+
 /// While it lives: normalisers in training mode and collecting population statistics, all other layers in evaluation mode. Then modes are as before,
 /// and the statistics are the new ones only if keep() was called.
 class StatisticsPass {

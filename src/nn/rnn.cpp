@@ -74,6 +74,7 @@ RecurrentOutput Recurrent::operator()(const Tensor& x, const RecurrentState& sta
     fail(op, "x: expected [{}, {}], got {} (in {})", options_.batch_first ? "N, T" : "T, N", options_.input, x.shape(), describe());
   const int64_t batch = x.size(options_.batch_first ? 0 : 1), directions = options_.bidirectional ? 2 : 1;
   check_state(op, state, cell_, {static_cast<int64_t>(weights.size()), batch, options_.hidden}, x, *this);
+  weights[0].warn_of_wrong_statistics(op, *this, x.size(options_.batch_first ? 1 : 0));
 
   Tensor y = options_.batch_first ? transpose(x, 0, 1) : x;
   std::vector<Tensor> h, c;
@@ -132,6 +133,7 @@ RecurrentState RecurrentStep::operator()(const Tensor& x, const RecurrentState& 
   if (step < 0) fail(op, "step: expected a number >= 0, got {} (in {})", step, describe());
   const int64_t batch = x.size(0);
   check_state(op, state, cell_, {batch, options_.hidden}, x, *this);
+  weights.warn_of_wrong_statistics(op, *this, step + 1);
   const RecurrentState start{state.h.defined() ? state.h : learned(h0, 0, batch), state.c.defined() ? state.c : learned(c0, 0, batch)};
   const RecurrentResult result = weights.run(unsqueeze(x, 0), start, op_options(cell_, options_, training()), {}, step);
   return {result.h, result.c};

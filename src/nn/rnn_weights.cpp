@@ -7,10 +7,13 @@
 #include <limits>
 
 #include <lamina/autograd/graph.h>
+#include <lamina/core/warning.h>
 #include <lamina/ops/elementwise.h>
+#include <lamina/ops/reduce.h>
 #include <lamina/ops/shape_ops.h>
 
 #include "core/format.h"
+#include "nn/norm_pass.h"
 
 namespace lamina::nn {
 
@@ -205,6 +208,24 @@ RecurrentResult RecurrentWeights::run(const Tensor& x, const RecurrentState& sta
     for (int64_t late = end - begin; late < own_rows; ++late) add(end - 1, late, 1);  // the last row serves them all
   }
   return result;
+}
+
+void RecurrentWeights::warn_of_wrong_statistics(const char* op, const Module& layer, int64_t steps) {
+  if (!running_mean[0].defined()) return;
+  if (layer.training()) {
+    if (!grad_enabled() && !population_pass_) warn_of_training_mode(op, layer);
+    return;
+  }
+  steps = std::min(steps, running_mean[0].tensor().size(0));
+  if (steps <= evaluated_) return;
+  evaluated_ = steps;  // looking costs a wait for the device
+  const NoGrad no_grad;
+  const auto holds_only = [&](const Buffer& buffer, double value) { return max(abs(select(buffer.tensor(), 0, steps - 1) - value)).item() == 0; };
+  if (holds_only(running_mean[0], 0) && holds_only(running_var[0], 1))
+    warn(op,
+         fmt::format("{}: evaluated at step {}, which no training batch has had: mean 0 and deviation 1 of its start normalise nothing; max_steps "
+                     "should be the steps of training",
+                     layer.title(), steps - 1));
 }
 
 void RecurrentWeights::begin_population_statistics() {

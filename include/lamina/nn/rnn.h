@@ -61,6 +61,8 @@ struct RecurrentWeights {
                       int64_t step = -1);
   void members(Visitor& v, const std::string& suffix);
   void drawn();
+  /// batch: warns once of an evaluation in training mode, and of one up to a step (`steps` of them) that no training batch has had.
+  void warn_of_wrong_statistics(const char* op, const Module& layer, int64_t steps);
   void begin_population_statistics();
   void end_population_statistics(bool keep);
 
@@ -73,13 +75,15 @@ struct RecurrentWeights {
 
   std::optional<double> forget_bias_;
   bool population_pass_ = false;
+  int64_t evaluated_ = 0;                                  // steps whose statistics were looked at
   std::vector<Tensor> former_mean_, former_var_, counts_;  // during a population pass
 };
 
 /// What LSTM, GRU and RNN have in common; for code that takes the cell as an option.
 /// Throws InputError for sizes < 1, a dropout or momentum outside [0, 1], a norm that the cell does not have (with the list of those it has), batch
 /// without max_steps, a forget bias without biases or of another cell than LSTM.
-/// initialise_weight_norms() leaves recurrent layers as they are: what a step gives depends on the steps before it.
+/// With batch it warns as BatchNorm does (core/warning.h). initialise_weight_norms() leaves recurrent layers as they are: what a step gives depends
+/// on the steps before it.
 class Recurrent : public Module, public RunningStatistics {
  public:
   Recurrent(RecurrentCell cell, const RecurrentLayerOptions& options);

@@ -1,0 +1,163 @@
+// The ways through the recurrent op that its results must not depend on: recording or not, which gradients are wanted, threads, sizes; and its edges.
+#include <lamina/ops/recurrent.h>
+
+#include "support/catch.h"
+#include "support/recurrent_compare.h"
+#include "support/threads.h"
+
+using namespace lamina;
+using namespace lamina::test;
+
+namespace {
+
+/// Sizes that make the op share rows, share columns, and take several runs of steps.
+std::vector<RecurrentSizes> several_sizes() { return {{5, 4, 3, 7}, {3, 40, 5, 64}, {2, 4, 6, 200}, {31, 150, 2, 3}}; }
+
+RecurrentResult forward(const RecurrentCase& of, const RecurrentInputs& in, const Setting& s) {
+  return recurrent(in["x"], in["h0"], in["c0"], in.parameters(), s.options, s.lengths,
+                   recurrent_statistics(of, std::max<int64_t>(1, in["x"].size(0)), in["weight_hh"].size(1), in["x"].dtype()));
+}
+
+}  // namespace
+
+TEST_CASE("recurrent: the same bits whether the graph records or not") {
+  for (const RecurrentCase& of : recurrent_cases())
+    for (const RecurrentSizes& sizes : several_sizes())
+      for (const bool reverse : {false, true})
+        for (const bool with_lengths : {false, true}) {
+          const Setting setting{
+              {.cell = of.cell, .norm = of.norm, .reverse = reverse}, with_lengths ? some_lengths(sizes) : std::vector<int64_t>{}, 0};
+          const RecurrentInputs inputs = recurrent_inputs(of, sizes, 20, DType::f32);
+          INFO(of.name << ", " << text(sizes) << (reverse ? ", reverse" : "") << (with_lengths ? ", lengths" : ""));
+          const RecurrentResult recorded = forward(of, inputs.leaves(DType::f32), setting), plain = forward(of, inputs, setting);
+          CHECK(recorded.y.requires_grad());
+          CHECK_FALSE(plain.y.requires_grad());
+          CHECK(same_bits(recorded.y, plain.y));
+          CHECK(same_bits(recorded.h, plain.h));
+          if (plain.c.defined()) CHECK(same_bits(recorded.c, plain.c));
+        }
+}
+
+TEST_CASE("recurrent: any number of threads") {
+  for (const RecurrentCase& of : recurrent_cases())
+    for (const RecurrentSizes& sizes : several_sizes())
+      for (const bool with_lengths : {false, true}) {
+        const RecurrentInputs inputs = recurrent_inputs(of, sizes, 14);
+        INFO(of.name << ", " << text(sizes) << (with_lengths ? ", lengths" : ""));
+        const Setting setting{{.cell = of.cell, .norm = of.norm}, with_lengths ? some_lengths(sizes) : std::vector<int64_t>{}, 0};
+        const auto with = [&](int threads) {
+          const Threads guard(threads);
+          return run_fused(of, inputs, setting, DType::f64);
+        };
+        const Run one = with(1);
+        for (const int threads : {2, 3}) {
+          const Run many = with(threads);
+          check("y", many.result.y, one.result.y, f64_chain);
+          for (size_t i = 0; i < inputs.names.size(); ++i) check(inputs.names[i], many.gradients[i], one.gradients[i], f64_chain);
+        }
+      }
+}
+
+TEST_CASE("recurrent: wide layers, where threads share the columns of a step") {
+  for (const RecurrentCase& of : recurrent_cases())
+    for (const bool with_lengths : {false, true}) {
+      const RecurrentSizes sizes{3, 4, 6, 200};
+      INFO(of.name << (with_lengths ? ", lengths" : ""));
+      check_against_oracle(of, recurrent_inputs(of, sizes, 21),
+                           {{.cell = of.cell, .norm = of.norm}, with_lengths ? some_lengths(sizes) : std::vector<int64_t>{}, 0}, DType::f64);
+    }
+}
+
+TEST_CASE("recurrent: one gradient alone is what it is among all") {
+  for (const RecurrentCase& of : recurrent_cases())
+    for (const bool with_lengths : {false, true}) {
+      const RecurrentSizes sizes{4, 4, 3, 5};
+      const RecurrentInputs inputs = recurrent_inputs(of, sizes, 22);
+      const Setting setting{{.cell = of.cell, .norm = of.norm}, with_lengths ? some_lengths(sizes) : std::vector<int64_t>{}, 0};
+      const Run all = run_fused(of, inputs, setting, DType::f64);
+      for (size_t i = 0; i < inputs.names.size(); ++i) {
+        INFO(of.name << ", " << inputs.names[i]);
+        RecurrentInputs one = inputs;
+        one.tensors[i] = inputs.tensors[i].clone().set_requires_grad();
+        recurrent_loss(forward(of, one, setting)).backward();
+        CHECK(same_bits(one.tensors[i].grad(), all.gradients[i]));
+        for (size_t j = 0; j < inputs.names.size(); ++j)
+          if (j != i) CHECK_FALSE(one.tensors[j].grad().defined());
+      }
+    }
+}
+
+TEST_CASE("recurrent: rows without spread give the bias and finite gradients, saturated ones too") {
+  for (const RecurrentCase& of : recurrent_cases())
+    for (const double scale : {0.0, 1e4}) {
+      // Weights of 0: every row that is normalised is constant. Large ones: every gate is 0 or 1, and norms are of rows of large values.
+      RecurrentInputs inputs = recurrent_inputs(of, {4, 3, 3, 6}, 23);
+      for (size_t i = 0; i < inputs.names.size(); ++i)
+        if (inputs.names[i].starts_with("weight")) inputs.tensors[i] = inputs.tensors[i] * scale;
+      INFO(of.name << ", weights times " << scale);
+      check_against_oracle(of, inputs, {{.cell = of.cell, .norm = of.norm}, {}, 0}, DType::f64, false);
+      const Run run = run_fused(of, inputs, {{.cell = of.cell, .norm = of.norm}, {}, 0}, DType::f32);
+      for (const double v : values(run.result.y)) CHECK(std::isfinite(v));
+      for (const Tensor& gradient : run.gradients)
+        for (const double v : values(gradient)) CHECK(std::isfinite(v));
+    }
+}
+
+TEST_CASE("recurrent: a sequence that is not a number stays alone, for every norm but batch") {
+  for (const RecurrentCase& of : recurrent_cases()) {
+    if (of.norm == RecurrentNorm::batch) continue;
+    const RecurrentSizes sizes{3, 5, 3, 9};
+    const RecurrentInputs inputs = recurrent_inputs(of, sizes, 24, DType::f32);
+    RecurrentInputs spoilt = inputs;
+    std::vector<float> x = spoilt.tensors[0].to_vector<float>();
+    x[3] = std::nanf("");  // the second sequence's first step
+    spoilt.tensors[0] = Tensor::from(x, {3, 5, 3});
+    const Setting setting{{.cell = of.cell, .norm = of.norm}, {}, 0};
+    const Tensor clean = forward(of, inputs, setting).y, y = forward(of, spoilt, setting).y;
+    INFO(of.name);
+    for (int64_t n = 0; n < 5; ++n) {
+      const Tensor own = slice(y, 1, n, n + 1);
+      if (n == 1)
+        for (const double v : values(own)) CHECK(std::isnan(v));
+      else
+        CHECK(same_bits(own, slice(clean, 1, n, n + 1)));
+    }
+  }
+}
+
+TEST_CASE("recurrent: sizes of zero") {
+  for (const RecurrentCase& of : recurrent_cases())
+    for (const RecurrentSizes& sizes : std::vector<RecurrentSizes>{{0, 3, 2, 4}, {3, 0, 2, 4}, {3, 2, 0, 4}, {3, 2, 2, 0}, {0, 0, 0, 0}}) {
+      INFO(of.name << ", " << text(sizes));
+      const RecurrentInputs leaves = recurrent_inputs(of, sizes, 25).leaves(DType::f64);
+      const RecurrentResult r = forward(of, leaves, {{.cell = of.cell, .norm = of.norm}, {}, 0});
+      CHECK(r.y.shape() == Shape{sizes.steps, sizes.batch, sizes.hidden});
+      CHECK(r.h.shape() == Shape{sizes.batch, sizes.hidden});
+      recurrent_loss(r).backward();
+      for (size_t i = 0; i < leaves.names.size(); ++i) {
+        INFO(leaves.names[i]);
+        CHECK(leaves.tensors[i].grad().shape() == leaves.tensors[i].shape());
+        for (const double v : values(leaves.tensors[i].grad())) CHECK(std::isfinite(v));
+        if (sizes.steps == 0 && !leaves.names[i].ends_with("0")) CHECK(norm_of(leaves.tensors[i].grad()) == 0);
+      }
+      if (sizes.steps == 0) check_close(r.h, leaves["h0"], exact);
+      if (sizes.input == 0 && sizes.hidden > 0) CHECK(norm_of(r.y) > 0);
+    }
+}
+
+TEST_CASE("recurrent: weights changed before the backward pass are an error, not a wrong gradient") {
+  for (const RecurrentCase& of : recurrent_cases()) {
+    const RecurrentInputs inputs = recurrent_inputs(of, {3, 3, 2, 4}, 26);
+    for (const char* name : {"weight_ih", "weight_hh"}) {
+      RecurrentInputs leaves = inputs.leaves(DType::f64);
+      const Tensor loss = recurrent_loss(forward(of, leaves, {{.cell = of.cell, .norm = of.norm}, {}, 0}));
+      Tensor weight = leaves[name];
+      {
+        const NoGrad no_grad;
+        weight.fill_(1);
+      }
+      INFO(of.name << ", " << name);
+      CHECK_THROWS_WITH(loss.backward(), contains("changed"));
+    }
+  }
+}
