@@ -103,6 +103,19 @@ TEST_CASE("recurrent: rows without spread give the bias and finite gradients, sa
     }
 }
 
+TEST_CASE("recurrent: sums whose squares overflow or vanish in f32 are normalised as exactly as others") {
+  for (const RecurrentCase& of : recurrent_cases()) {
+    if (of.norm == RecurrentNorm::none) continue;
+    for (const double scale : {1e-25, 1e25}) {
+      RecurrentInputs inputs = recurrent_inputs(of, {4, 5, 3, 9}, 27);
+      for (size_t i = 0; i < inputs.names.size(); ++i)
+        if (inputs.names[i].starts_with("weight")) inputs.tensors[i] = inputs.tensors[i] * scale;
+      INFO(of.name << ", weights times " << scale);
+      check_against_oracle(of, inputs, {{.cell = of.cell, .norm = of.norm, .eps = 0}, {}, 0}, DType::f32, false);
+    }
+  }
+}
+
 TEST_CASE("recurrent: a sequence that is not a number stays alone, for every norm but batch") {
   for (const RecurrentCase& of : recurrent_cases()) {
     if (of.norm == RecurrentNorm::batch) continue;
