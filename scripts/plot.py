@@ -1,6 +1,9 @@
 #!/usr/bin/python3
-"""Draws the batch-size experiment in the manner of figure 6 of "Layer Normalization": training NLL (log axis) above, test error below, against
-epochs; one column per batch size, one line per norm (mean over seeds, band from the lowest to the highest seed).
+"""Draws the runs of mnist_batchsize or of train_lstm --norms.
+
+mnist_batchsize, in the manner of figure 6 of "Layer Normalization": training NLL (log axis) above, test error below, against epochs; one column per
+batch size, one line per norm (mean over seeds, band from the lowest to the highest seed).
+train_lstm: training loss above, validation below, against steps on the left and against seconds (evaluation included) on the right; one line per norm.
 
     scripts/plot.py RUNDIR [--out DIR] [--title TEXT]
 RUNDIR holds one folder per run with metrics.csv (step,epoch,wall_s,split,metric,value; the last value of a step wins) and run.json.
@@ -25,8 +28,10 @@ from matplotlib import ticker
 NORMS = {
     "none": ("Baseline", "#6b6b6b", "s"), "weight": ("WeightNorm", "#000000", "P"), "meanbatch": ("Mean-only BN", "#56b4e9", "v"),
     "weight+meanbatch": ("WeightNorm + mean BN", "#8c564b", "X"), "group": ("GroupNorm", "#f0a000", "D"), "rms": ("RMSNorm", "#009e73", "<"),
-    "prms": ("pRMSNorm", "#cc79a7", ">"), "batch": ("BatchNorm", "#0072b2", "^"), "layer": ("LayerNorm", "#d55e00", "o"),
+    "prms": ("pRMSNorm", "#cc79a7", ">"), "batch": ("BatchNorm", "#0072b2", "^"), "layer-cell": ("LayerNorm, cell alone", "#b8860b", "p"),
+    "layer-carry": ("LayerNorm, carried", "#7f3b08", "h"), "layer-gates": ("LayerNorm, by gate", "#cc3377", "*"), "layer": ("LayerNorm", "#d55e00", "o"),
 }
+SCORES = {"bpc": "bits per symbol", "error": "error (%)", "mse": "mean squared error", "nll": "NLL (nats)"}
 STYLE = {
     "font.family": "DejaVu Sans", "font.size": 9, "axes.titlesize": 10, "axes.labelsize": 9, "legend.fontsize": 9,
     "xtick.labelsize": 8, "ytick.labelsize": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.8,
@@ -36,15 +41,15 @@ STYLE = {
 
 
 def read_curves(path):
-    """{(split, metric): {step: (epoch, value)}}; lines cut short by a crash are left out."""
+    """{(split, metric): {step: (epoch, value, seconds)}}; lines cut short by a crash are left out."""
     curves = {}
     with open(path, newline="", encoding="utf-8", errors="replace") as file:
         for row in csv.DictReader(file):
             try:
-                step, epoch, value = int(row["step"]), float(row["epoch"]), float(row["value"])
+                step, point = int(row["step"]), (float(row["epoch"]), float(row["value"]), float(row["wall_s"]))
             except (KeyError, TypeError, ValueError):
                 continue
-            curves.setdefault((row["split"], row["metric"]), {})[step] = (epoch, value)
+            curves.setdefault((row["split"], row["metric"]), {})[step] = point
     return curves
 
 
@@ -78,7 +83,7 @@ def over_seeds(seeds, split, metric):
     """Arrays epoch, mean, lowest, highest over the seeds that have a finite value there (NaN where none has: a gap in the line)."""
     values = {}
     for curves in seeds.values():
-        for epoch, value in curves.get((split, metric), {}).values():
+        for epoch, value, _ in curves.get((split, metric), {}).values():
             values.setdefault(round(epoch, 6), []).append(value)
     rows = []
     for epoch in sorted(values):
@@ -189,6 +194,51 @@ def draw(runs, config, title):
     return figure
 
 
+def draw_comparison_panel(axes, runs, lines, split, metric, by_seconds):
+    """One line per norm; returns whether there was anything to draw."""
+    drawn = False
+    for norm, (label, colour, marker, dashes) in lines.items():
+        for curves in (c for (name, _), seeds in runs.items() if name == norm for c in seeds.values()):
+            points = curves.get((split, metric), {})
+            if not points:
+                continue
+            steps = sorted(points)
+            x = [points[s][2] if by_seconds else s for s in steps]
+            y = [points[s][1] * (100 if metric == "error" else 1) for s in steps]
+            few = len(steps) <= 12
+            axes.plot(x, y, color=colour, label=label, linestyle=dashes, linewidth=1.5, marker=marker if few else None, markersize=4.5, markeredgewidth=0)
+            drawn = True
+    return drawn
+
+
+def draw_comparison(runs, config, title):
+    """The figure of train_lstm --norms."""
+    lines = styles({norm for norm, _ in runs})
+    names = {key for seeds in runs.values() for curves in seeds.values() for key in curves}
+    loss = "mse" if ("train", "mse") in names else "nll"
+    score = next((m for m in SCORES if ("validation", m) in names), loss)
+    figure, grid = plt.subplots(2, 2, figsize=(7.6, 5.4), sharex="col", sharey="row", squeeze=False)
+    for row, (split, metric, text) in enumerate((("train", loss, f"training {SCORES[loss]}"), ("validation", score, f"validation {SCORES[score]}"))):
+        for column in (0, 1):
+            drawn = draw_comparison_panel(grid[row, column], runs, lines, split, metric, by_seconds=column == 1)
+        if drawn and loss == "mse":
+            grid[row, 0].set_yscale("log", nonpositive="mask")
+        grid[row, 0].set_ylabel(text)
+    grid[1, 0].set_xlabel("step")
+    grid[1, 1].set_xlabel("seconds")
+    figure.align_ylabels(grid[:, 0])
+    cell, task = str(config.get("cell", "")).upper(), config.get("task", "")
+    what = {"text": "characters of a text", "rows": "MNIST by rows", "pixels": "MNIST by pixels", "adding": "the adding problem", "copy": "the copying problem"}
+    figure.suptitle(title or f"{cell} of {config.get('hidden', '?')} on {what.get(task, task)}", fontsize=11.5, y=0.985)
+    handles = dict(zip(*reversed(grid[0, 0].get_legend_handles_labels())))
+    labels = [label for label, *_ in reversed(list(lines.values())) if label in handles]
+    if labels:
+        figure.legend([handles[l] for l in labels], labels, loc="upper center", bbox_to_anchor=(0.5, 0.945), ncol=min(len(labels), 4), frameon=False,
+                      handlelength=1.8, columnspacing=2.2)
+    figure.tight_layout(rect=(0, 0, 1, 0.93 - 0.038 * (math.ceil(len(labels) / 4) - 1)), h_pad=1.2, w_pad=1.6)
+    return figure
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rundir", type=Path)
@@ -202,7 +252,7 @@ def main():
     out = args.out or args.rundir
     out.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
-        figure = draw(runs, config, args.title)
+        figure = (draw_comparison if "task" in config else draw)(runs, config, args.title)
         for name, options in (("figure.svg", {"metadata": {"Date": None}}), ("figure.png", {"dpi": 200, "metadata": {"Software": None}})):
             figure.savefig(out / name, facecolor="white", **options)
             print(out / name)

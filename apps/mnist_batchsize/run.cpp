@@ -6,9 +6,10 @@
 #include <fmt/format.h>
 
 #include <lamina/autograd/graph.h>
-#include <lamina/io/safetensors.h>
 #include <lamina/nn/mlp.h>
 #include <lamina/train/checkpoint.h>
+
+#include "common/run_folder.h"
 
 namespace lamina::mnist_batchsize {
 namespace {
@@ -63,15 +64,6 @@ void population_pass(nn::Sequential& model, const data::Loader& training) {
   });
 }
 
-double number(const train::PastRun& run, const std::string& name) {
-  for (const auto& [key, value] : run.results) {
-    if (key != name) continue;
-    if (const auto* integer = std::get_if<int64_t>(&value)) return static_cast<double>(*integer);
-    if (const auto* real = std::get_if<double>(&value)) return *real;
-  }
-  return std::nan("");
-}
-
 // `waited`: epochs without a lower validation error when patience ended the run, else 0.
 train::Config as_config(const Result& result, int64_t waited) {
   return {{"epochs", result.epochs},
@@ -84,16 +76,6 @@ train::Config as_config(const Result& result, int64_t waited) {
           {"samples_per_second", result.samples_per_second}};
 }
 
-// Whether an unfinished run can go on. Without a checkpoint it starts anew, which is right only when it never came to one.
-void check_checkpoint(const fs::path& folder, const std::string& status) {
-  const fs::path checkpoint = folder / "last.safetensors";
-  if (fs::exists(checkpoint))
-    io::read_safetensors(checkpoint);  // throws where it is damaged
-  else if (status == "finished" || status == "interrupted")
-    throw InputError(fmt::format("{}: this run is {}, but its last.safetensors is missing, so it cannot go on; remove the folder to start it anew",
-                                 folder.string(), status));
-}
-
 Result result_of(const Cell& cell, const train::TrainState& state) {
   const train::SplitRecord& test = state.splits.at(1);
   return {cell,
@@ -103,29 +85,6 @@ Result result_of(const Cell& cell, const train::TrainState& state) {
           state.train_loss,
           state.train_seconds / static_cast<double>(state.epoch),
           static_cast<double>(state.samples) / state.train_seconds};
-}
-
-// The part of a run in which something may go wrong; run.json then says what.
-std::optional<Result> fit(train::Trainer& trainer, train::RunLog& log, const Cell& cell, train::Progress& progress) {
-  try {
-    const train::Outcome outcome = trainer.fit();
-    if (outcome == train::Outcome::interrupted) {
-      log.finish("interrupted");
-      progress.line(fmt::format("stopped at step {}, epoch {}, and saved; the same command with --resume continues", trainer.state().step,
-                                trainer.state().epoch + 1));
-      return std::nullopt;
-    }
-    const Result result = result_of(cell, trainer.state());
-    const bool stopped_early = outcome == train::Outcome::stopped_early;
-    log.finish("finished", as_config(result, stopped_early ? trainer.state().splits.at(0).best.waited : 0));
-    return result;
-  } catch (const std::exception& error) {
-    try {
-      log.finish(fmt::format("failed: {}", error.what()));
-    } catch (const Error&) {  // e.g. the disk is full: the first error is the one to report
-    }
-    throw;
-  }
 }
 
 }  // namespace
@@ -155,19 +114,19 @@ std::optional<Result> finished_result(const Options& options, const Cell& cell) 
   const std::optional<train::PastRun> run = train::find_run(folder, describe(options, cell));
   if (!run) return std::nullopt;
   if (!options.resume) throw InputError(fmt::format("{}: holds a run already; --resume continues it, or choose another --out", folder.string()));
-  const double epochs = number(*run, "epochs");
-  const bool out_of_patience = options.patience > 0 && number(*run, "waited") >= static_cast<double>(options.patience);
+  const double epochs = cli::number(run->results, "epochs");
+  const bool out_of_patience = options.patience > 0 && cli::number(run->results, "waited") >= static_cast<double>(options.patience);
   if (run->status != "finished" || !(epochs >= static_cast<double>(options.epochs) || out_of_patience)) {
-    check_checkpoint(folder, run->status);
+    cli::check_checkpoint(folder, run->status);
     return std::nullopt;
   }
   return Result{cell,
                 static_cast<int64_t>(epochs),
-                number(*run, "best_test_error"),
-                number(*run, "final_test_error"),
-                number(*run, "final_train_nll"),
-                number(*run, "seconds_per_epoch"),
-                number(*run, "samples_per_second")};
+                cli::number(run->results, "best_test_error"),
+                cli::number(run->results, "final_test_error"),
+                cli::number(run->results, "final_train_nll"),
+                cli::number(run->results, "seconds_per_epoch"),
+                cli::number(run->results, "samples_per_second")};
 }
 
 std::optional<Result> run_cell(const Options& options, const Data& data, const Cell& cell, train::Progress& progress) {
@@ -195,13 +154,14 @@ std::optional<Result> run_cell(const Options& options, const Data& data, const C
   task.add_split("validation", data.validation);
   task.add_split("test", data.test);
   train::Trainer trainer(task, *optimizer, training);
-  if (const fs::path checkpoint = folder / "last.safetensors"; fs::exists(checkpoint)) {
-    const std::string warning = trainer.resume(checkpoint);
-    progress.line(fmt::format("continued from step {}, epoch {}", trainer.state().step, trainer.state().epoch + 1));
-    if (!warning.empty()) progress.line("warning: " + warning);
-  }
+  cli::continue_run(trainer, folder, progress);
   log.start(trainer.state().step);
-  return fit(trainer, log, cell, progress);
+  std::optional<Result> result;
+  cli::fit(trainer, log, progress, [&](train::Outcome outcome) {
+    result = result_of(cell, trainer.state());
+    return as_config(*result, outcome == train::Outcome::stopped_early ? trainer.state().splits.at(0).best.waited : 0);
+  });
+  return result;
 }
 
 }  // namespace lamina::mnist_batchsize

@@ -13,8 +13,11 @@
 #include <lamina/core/tensor.h>
 #include <lamina/core/warning.h>
 #include <lamina/data/cifar.h>
+#include <lamina/data/csv.h>
 #include <lamina/data/dataset.h>
 #include <lamina/data/loader.h>
+#include <lamina/data/sequences.h>
+#include <lamina/data/text.h>
 #include <lamina/io/file.h>
 #include <lamina/io/gzip.h>
 #include <lamina/io/idx.h>
@@ -40,9 +43,12 @@
 #include <lamina/optim/schedule.h>
 #include <lamina/train/checkpoint.h>
 #include <lamina/train/classification.h>
+#include <lamina/train/language_task.h>
 #include <lamina/train/metrics.h>
 #include <lamina/train/progress.h>
 #include <lamina/train/run_log.h>
+#include <lamina/train/sequence_model.h>
+#include <lamina/train/sequence_task.h>
 #include <lamina/train/stop.h>
 #include <lamina/train/task.h>
 #include <lamina/train/trainer.h>

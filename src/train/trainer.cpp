@@ -44,7 +44,11 @@ std::string Trainer::resume(const std::filesystem::path& checkpoint) {
   const io::Safetensors content = io::read_safetensors(checkpoint);
   const TrainState state = read_state(content.metadata, task_, state_, checkpoint);
   const nn::StateDict before = task_.state();
-  task_.load_state(checkpoint_state(content));
+  try {
+    task_.load_state(checkpoint_state(content));
+  } catch (const InputError& error) {
+    fail_input("trainer", "{}: {}", checkpoint.string(), error.what());
+  }
   Metadata metadata;
   try {
     metadata = load_checkpoint(checkpoint, task_.model(), optimizer_);

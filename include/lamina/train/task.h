@@ -1,6 +1,6 @@
 #pragma once
-// What a Trainer trains: where batches come from, what their loss is, how a split is judged. Classification is one; see <lamina/train/language.h> and
-// <lamina/train/sequence_task.h> for others.
+// What a Trainer trains: where batches come from, what their loss is, how a split is judged. Classification is one; see
+// <lamina/train/language_task.h> and <lamina/train/sequence_task.h> for others.
 
 #include <cstdint>
 #include <string>
