@@ -1,7 +1,7 @@
 #pragma once
-// All normalisers are two kernels: y = (x - mean) rstd gain + bias, where rstd = 1/sqrt(var + eps), with two-pass statistics (never
-// E[x^2] - mean^2), eps inside the root, mean and rstd saved, and x-hat recomputed from x, never from y. <lamina/ops/norm.h> has the table of what
-// each normaliser asks of them.
+// All normalisers are two kernels: y = (x - mean) rstd gain + bias, where rstd = 1/sqrt(var + eps), with squares summed about the mean or a value as
+// near to it as the data's own spread (never E[x^2] - mean^2), eps inside the root, mean and rstd saved, and x-hat recomputed from x, never from y.
+// <lamina/ops/norm.h> has the table of what each normaliser asks of them.
 //
 // Statistics whose squares overflow or vanish in T (|x| beyond 1e19 in f32) are taken after scaling, so they are as exact as any. Three ends remain:
 // with eps = 0, values without spread get rstd = 0 (y = bias, no gradient); a deviation above 1/min(T) (8e37 in f32) has no rstd in T, nor has a row

@@ -1,4 +1,4 @@
-// Row normaliser: statistics over runs of a row, in two passes, and its backward.
+// Row normaliser: statistics over runs of a row, and its backward.
 
 #include <lamina/core/parallel.h>
 
@@ -195,7 +195,7 @@ struct RowBackward {
   void by_element() const {
     const bool parameters = dgain || dbias;
     const int64_t wide = spec.affine_count > spec.width ? (spec.affine_count + spec.width - 1) / spec.width : 1;
-    const int64_t least = !parameters ? 4 : spec.width > 4096 ? 4 : 16 * wide;
+    const int64_t least = !parameters ? 4 : std::max(spec.width > 4096 ? 4 : 16 * wide, parallel_elements / spec.width);
     const int64_t chunk = std::max(least, (spec.rows + 127) / 128), chunks = (spec.rows + chunk - 1) / chunk;
     const Scratch<T> parts(parameters ? 2 * chunks * spec.affine_count : 0);
     parallel_for(chunks, std::max<int64_t>(1, parallel_elements / (chunk * spec.width)), [&](int64_t first, int64_t last) {
