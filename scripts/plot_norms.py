@@ -2,6 +2,7 @@
 """Figures about the normalisers.
 
     scripts/plot_norms.py table FILE.json [--out DIR]   the heat map of what norm_table --json has measured: norm_table.svg and .png
+    scripts/plot_norms.py compare RUNDIR [--out DIR] [--title TEXT]   accuracies of a norm_compare: figure.svg and .png
     scripts/plot_norms.py sharing [--out DIR]           which cells of [N, C, L] share statistics: norm_sharing.svg and .png
 DIR is the current folder by default. The same input gives the same SVG.
 """
@@ -18,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 
-from plot import STYLE
+from plot import STYLE, describe, draw_line, over_seeds, read_runs, styles
 
 YES, NO, INK = "#0072b2", "#f0a000", "#222222"
 CHANGES = {
@@ -77,6 +78,81 @@ def draw_table(record):
     return figure
 
 
+# -- what norm_compare trained -----------------------------------------------------------------------------------------
+
+
+def with_accuracies(curves):
+    """The curves of a run, with accuracies in per cent beside the errors."""
+    for split, metric in list(curves):
+        if metric == "error":
+            curves[split, "accuracy"] = {step: (epoch, 100 * (1 - value), *more) for step, (epoch, value, *more) in curves[split, metric].items()}
+    return curves
+
+
+def limits(drawn):
+    """Of an axis that all panels of a row share, from (norm, (epoch, lowest, highest)): what normalised nets do after the first epoch. The first epoch,
+    and a plain net that hardly trains, may leave at the bottom."""
+    chosen = [curve for norm, curve in drawn if norm != "none"] or [curve for _, curve in drawn]
+    values = [v for epoch, low, high in chosen for v in np.concatenate([low[epoch > 1], high[epoch > 1]]) if math.isfinite(v)]
+    values = values or [v for _, low, high in chosen for v in np.concatenate([low, high]) if math.isfinite(v)] or [0.0, 100.0]
+    room = 0.06 * (max(values) - min(values)) or 1.0
+    return max(min(values) - room, -0.5), min(max(values) + room, 100.5)
+
+
+def draw_compare(runs, config, title):
+    """Above training, below validation accuracy; a column for each batch size, and one with the last epoch against the batch size."""
+    for seeds in runs.values():
+        for curves in seeds.values():
+            with_accuracies(curves)
+    batches = sorted({batch for _, batch in runs})
+    lines = styles({norm for norm, _ in runs})
+    columns = len(batches) + (len(batches) > 1)
+    figure, grid = plt.subplots(2, columns, figsize=(1.1 + 2.5 * columns, 6.0), sharey="row", squeeze=False)
+    handles = {}
+    for row, (split, label) in enumerate((("training", "training accuracy (%)"), ("validation", "validation accuracy (%)"))):
+        drawn = []
+        for column, batch in enumerate(batches):
+            axes = grid[row, column]
+            for norm, style in lines.items():
+                drawn.append((norm, draw_line(axes, runs.get((norm, batch), {}), split, "accuracy", style)))
+            for line in axes.get_lines():
+                line.set_clip_on(True)
+            axes.set_xlabel("epoch" if row == 1 else "")
+            axes.set_title(f"batch size {batch}" if row == 0 else "")
+            handles.update({h.get_label(): h for h in axes.get_lines()})
+        grid[row, 0].set_ylabel(label)
+        grid[row, 0].set_ylim(*limits(drawn))
+        if len(batches) > 1:
+            draw_last_epochs(grid[row, -1], runs, batches, lines, split)
+            grid[row, -1].set_xlabel("batch size" if row == 1 else "")
+            grid[row, -1].set_title("last epoch" if row == 0 else "")
+    figure.suptitle(title or "Normalisers at several batch sizes", fontsize=11.5, y=0.985)
+    figure.text(0.5, 0.938, describe(runs, config, False), ha="center", va="top", fontsize=8, color="#555555")
+    labels = [style[0] for style in reversed(list(lines.values())) if style[0] in handles]
+    if labels:
+        figure.legend([handles[label] for label in labels], labels, loc="upper center", bbox_to_anchor=(0.5, 0.915), ncol=min(len(labels), 2 * columns),
+                      frameon=False, handlelength=1.8, columnspacing=2.2)
+    rows = math.ceil(len(labels) / (2 * columns))
+    figure.tight_layout(rect=(0, 0, 1, 0.915 - 0.04 * max(rows - 1, 0)), h_pad=1.2, w_pad=1.2)
+    return figure
+
+
+def draw_last_epochs(axes, runs, batches, lines, split):
+    for norm, (label, colour, marker, dashes) in lines.items():
+        points = []
+        for batch in batches:
+            epoch, mean, low, high = over_seeds(runs.get((norm, batch), {}), split, "accuracy")
+            if len(epoch):
+                points.append((batch, mean[-1], low[-1], high[-1]))
+        if points:
+            x, mean, low, high = np.array(points).T
+            line, = axes.plot(x, mean, color=colour, linestyle=dashes, marker=marker, linewidth=1.6, markersize=4.5, markeredgewidth=0, zorder=3)
+            axes.fill_between(x, low, high, color=line.get_color(), alpha=0.18, linewidth=0, zorder=2)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, batches)
+    axes.minorticks_off()
+
+
 # -- which cells share statistics --------------------------------------------------------------------------------------
 
 SIZE = (4, 6, 5)   # N, C, L
@@ -126,8 +202,11 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     table = commands.add_parser("table")
     table.add_argument("file", type=Path)
+    compare = commands.add_parser("compare")
+    compare.add_argument("rundir", type=Path)
+    compare.add_argument("--title")
     sharing = commands.add_parser("sharing")
-    for command in (table, sharing):
+    for command in (table, compare, sharing):
         command.add_argument("--out", type=Path, default=Path())
     args = parser.parse_args()
     with plt.rc_context(STYLE):
@@ -138,6 +217,12 @@ def main():
                 print(f"plot_norms: {args.file}: not what norm_table --json prints: {error!r}", file=sys.stderr)
                 sys.exit(2)
             save(figure, args.out, "norm_table")
+        elif args.command == "compare":
+            runs, config = read_runs(args.rundir) if args.rundir.is_dir() else ({}, {})
+            if not runs:
+                print(f"plot_norms: {args.rundir}: no run with metrics in it", file=sys.stderr)
+                sys.exit(2)
+            save(draw_compare(runs, config, args.title), args.out, "figure")
         else:
             save(draw_sharing(), args.out, "norm_sharing")
 

@@ -1,65 +1,17 @@
-// The paper's batch-size experiment (section 6.6, figure 6): a net for every norm, batch size and seed, a table, and the figure.
+// The paper's batch-size experiment (section 6.6, figure 6): a net for every
+// norm, batch size and seed, a table, and the figure.
 
-#include <cstdio>
+#include "norm_grid/program.h"
 
-#include <fmt/format.h>
-
-#include <lamina/core/memory.h>
-#include <lamina/core/parallel.h>
-#include <lamina/train/stop.h>
-
-#include "common/cli.h"
-#include "mnist_batchsize/report.h"
-
-namespace lamina::mnist_batchsize {
-namespace {
-
-void print_results(const Options& options, const std::vector<Result>& results) {
-  fmt::print("{}\n", table(results));
-  fmt::print("peak tensor memory  {:.1f} MiB\n", static_cast<double>(memory_stats().peak_bytes) / (1 << 20));
-  fmt::print("results             {}/<norm>-n<batch size>-s<seed>/{{run.json,metrics.csv,last.safetensors,best.safetensors}}\n", options.out);
-  if (!options.no_figure) {
-    const std::string problem = draw_figure(options);
-    if (problem.empty())
-      fmt::print("figure              {0}/figure.svg\n                    {0}/figure.png\n", options.out);
-    else
-      fmt::print(stderr, "mnist_batchsize: no figure: {}\n", problem);
-  }
-  if (options.json) fmt::print("{}\n", json(results));
-}
-
-int main(int argc, char** argv) {
-  const std::optional<Options> options = parse_options(argc, argv);
-  if (!options) return 0;
-  if (options->threads > 0) set_num_threads(options->threads);
-  const std::vector<Cell> cells = grid(*options);
-  // Every folder is looked at before the first run starts, so that nothing is found wrong hours later.
-  std::vector<std::optional<Result>> finished;
-  for (const Cell& cell : cells) finished.push_back(finished_result(*options, cell));
-  const Data data = load_data(*options);
-  std::error_code error;
-  std::filesystem::create_directories(options->out, error);
-  if (error) throw InputError(fmt::format("--out: cannot make the folder {}: {}", options->out, error.message()));
-
-  const train::StopOnSignal signals;
-  train::Progress progress;
-  std::vector<Result> results;
-  for (size_t i = 0; i < cells.size(); ++i) {
-    progress.line(fmt::format("[{}/{}] norm {}, batch size {}, seed {}{}", i + 1, cells.size(), cells[i].norm, cells[i].batch_size, cells[i].seed,
-                              finished[i] ? ": finished before" : ""));
-    const std::optional<Result> result = finished[i] ? finished[i] : run_cell(*options, data, cells[i], progress);
-    if (!result) return 128 + train::stop_signal();
-    results.push_back(*result);
-    if (train::stop_signal() && i + 1 < cells.size()) return 128 + train::stop_signal();
-  }
-  print_results(*options, results);
-  return 0;
-}
-
-}  // namespace
-}  // namespace lamina::mnist_batchsize
-
-int main(int argc, char** argv) {
-  lamina::cli::spin_briefly(argv);
-  return lamina::cli::run("mnist_batchsize", [&] { return lamina::mnist_batchsize::main(argc, argv); });
+int main(int argc, char **argv) {
+  return lamina::norm_grid::main(
+      {"Trains the permutation-invariant MNIST net of \"Layer Normalization\" "
+       "(Ba, Kiros, Hinton 2016, section 6.6) for every norm, batch size and "
+       "seed,\n"
+       "and draws the paper's figure 6: training NLL and test error against "
+       "epochs. The first 5,000 training images validate, the others train.\n"
+       "Training NLL is the mean over an epoch's batches, each at the weights "
+       "it met. A last batch of one image is left out of training.",
+       {{}}},
+      argc, argv);
 }

@@ -8,8 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <lamina/core/random.h>
-
+#include "apps/image_files.h"
 #include "apps/process.h"
 #include "train/small_run.h"
 
@@ -19,25 +18,12 @@ using support::Ended;
 namespace fs = std::filesystem;
 using support::get;
 using support::put;
+using support::put_images;
 using support::TempDir;
 
 namespace {
 
 constexpr uint32_t train_count = 5000 + 130, test_count = 60;
-
-// Images whose class shows in their brightest rows, and labels to go with them.
-void put_images(const fs::path& dir, const std::string& prefix, uint32_t count, uint64_t seed) {
-  Rng rng(seed);
-  std::string images = support::big_endian(2051) + support::big_endian(count) + support::big_endian(28) + support::big_endian(28);
-  std::string labels = support::big_endian(2049) + support::big_endian(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    const auto label = static_cast<uint32_t>(rng.below(10));
-    labels += static_cast<char>(label);
-    for (uint32_t p = 0; p < 784; ++p) images += static_cast<char>(rng.below(60) + (p / 28 / 3 == label ? 150 : 0));
-  }
-  put(dir / (prefix + "-images-idx3-ubyte"), images);
-  put(dir / (prefix + "-labels-idx1-ubyte"), labels);
-}
 
 const fs::path& data_dir() {
   static const TempDir dir;

@@ -1,5 +1,6 @@
 #pragma once
-// The options of mnist_batchsize. Each choice that the paper leaves open is one.
+// The options of mnist_batchsize and norm_compare: programs that train a net for every norm, batch size and seed. The defaults are those of
+// mnist_batchsize, where each choice that the paper leaves open is an option.
 
 #include <cstdint>
 #include <filesystem>
@@ -10,15 +11,20 @@
 #include <lamina/nn/norm.h>
 #include <lamina/train/run_log.h>
 
-namespace lamina::mnist_batchsize {
+namespace lamina::norm_grid {
 
 struct Options {
+  std::string program = "mnist_batchsize";
+  bool comparison = false;  // norm_compare: options for depth, dropout, decay; accuracies of validation and training images instead of test errors
+  std::string preset;       // where a program has several
+
   std::vector<std::string> norms{"none", "layer", "batch"};
   std::vector<int64_t> batch_sizes{128, 4};
   std::vector<int64_t> seeds{1};
   int64_t epochs = 60;
   int64_t limit = 0;
   std::string dataset = "mnist";
+  std::vector<std::string> datasets{"mnist", "fashion"};  // to choose from
   std::string data;
   std::string out = "runs/mnist_batchsize";
   bool resume = false;
@@ -27,7 +33,10 @@ struct Options {
   int64_t patience = 0;
 
   std::vector<int64_t> hidden{1000, 1000};
+  int64_t depth = 0, width = 0;  // of a comparison: they make `hidden`
+  double dropout = 0;
   std::string init = "pytorch";
+  std::string bias_init = "pytorch";
   bool norm_output = false;
   bool norm_after_relu = false;
   std::string input_range = "unit";
@@ -41,6 +50,7 @@ struct Options {
   double beta2 = 0.999;
   double eps = 1e-8;
   double momentum = 0.0;
+  double weight_decay = 0.0;
   double clip_norm = 0.0;
   std::string schedule = "constant";
 
@@ -50,8 +60,14 @@ struct Options {
   bool no_figure = false;
 };
 
+/// A program: what it says of itself, and its sets of defaults, of which the first holds unless --preset names another.
+struct Program {
+  std::string description;
+  std::vector<Options> presets;
+};
+
 /// Reads and checks the command line; nothing when help was asked for. Throws InputError.
-std::optional<Options> parse_options(int argc, char** argv);
+std::optional<Options> parse_options(const Program& program, int argc, char** argv);
 
 /// Of MNIST and its like.
 inline constexpr int64_t classes = 10;
@@ -74,4 +90,4 @@ bool unbiased_variance(const Options& options, int64_t batch_size);
 /// What run.json records; the options that do not touch this cell's results are left out.
 train::RunInfo describe(const Options& options, const Cell& cell);
 
-}  // namespace lamina::mnist_batchsize
+}  // namespace lamina::norm_grid

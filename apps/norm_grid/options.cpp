@@ -1,4 +1,4 @@
-#include "mnist_batchsize/options.h"
+#include "norm_grid/options.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -8,21 +8,24 @@
 
 #include "common/cli.h"
 
-namespace lamina::mnist_batchsize {
+namespace lamina::norm_grid {
 namespace {
 
-constexpr const char* description =
-    "Trains the permutation-invariant MNIST net of \"Layer Normalization\" (Ba, Kiros, Hinton 2016, section 6.6) for every norm, batch size and "
-    "seed,\n"
-    "and draws the paper's figure 6: training NLL and test error against epochs. The first 5,000 training images validate, the others train.\n"
-    "Training NLL is the mean over an epoch's batches, each at the weights it met. A last batch of one image is left out of training.";
 constexpr const char* footer =
     "Each run leaves OUT/<norm>-n<batch size>-s<seed>/: run.json, metrics.csv, last.safetensors (to resume), best.safetensors (lowest validation\n"
     "error, PyTorch's names). Results go to standard output, progress to standard error.\n"
     "Exit codes: 0 done, 1 failed (e.g. a loss that is not finite), 2 bad usage or input, 130 or 143 stopped by a signal and saved.";
 
-void add_experiment(CLI::App& app, Options& o) {
+void add_experiment(CLI::App& app, Options& o, const Program& program) {
   const std::string group = "What is run";
+  if (program.presets.size() > 1) {
+    std::vector<std::string> names;
+    for (const Options& preset : program.presets) names.push_back(preset.preset);
+    app.add_option("--preset", o.preset, fmt::format("Set of defaults for all other options: {}", fmt::join(names, " or ")))
+        ->group(group)
+        ->type_name("NAME")
+        ->check(CLI::IsMember(names));
+  }
   app.add_option("--norms", o.norms, fmt::format("Normalisers: any of {}", fmt::join(nn::norm_names({.features = 1000}), ", ")))
       ->delimiter(',')
       ->group(group)
@@ -38,7 +41,10 @@ void add_experiment(CLI::App& app, Options& o) {
       ->group(group)
       ->type_name("N")
       ->transform(cli::whole_at_least(0));
-  app.add_option("--dataset", o.dataset, "Images: mnist or fashion")->group(group)->type_name("NAME")->check(CLI::IsMember({"mnist", "fashion"}));
+  app.add_option("--dataset", o.dataset, fmt::format("Images: {}", fmt::join(o.datasets, " or ")))
+      ->group(group)
+      ->type_name("NAME")
+      ->check(CLI::IsMember(o.datasets));
   app.add_option("--patience", o.patience, "Stop a run after N epochs without a lower validation error; 0: never")
       ->group(group)
       ->type_name("N")
@@ -47,7 +53,9 @@ void add_experiment(CLI::App& app, Options& o) {
 
 void add_files(CLI::App& app, Options& o) {
   const std::string group = "Files and output";
-  app.add_option("--data", o.data, "Folder of the four IDX files, plain or gzipped; empty: the data that comes with lamina")
+  app.add_option("--data", o.data,
+                 o.comparison ? "Folder of the files (IDX, plain or gzipped; CIFAR-10's binary ones); empty: where scripts/fetch_data.sh puts them"
+                              : "Folder of the four IDX files, plain or gzipped; empty: the data that comes with lamina")
       ->group(group)
       ->type_name("DIR");
   app.add_option("--out", o.out, "Folder for the results, made if missing")->group(group)->type_name("DIR");
@@ -65,12 +73,22 @@ void add_files(CLI::App& app, Options& o) {
 }
 
 void add_model(CLI::App& app, Options& o) {
-  const std::string group = "Choices the paper leaves open: model";
-  app.add_option("--hidden", o.hidden, "Widths of the hidden layers")
-      ->delimiter(',')
-      ->group(group)
-      ->type_name("LIST")
-      ->transform(cli::whole_at_least(1));
+  const std::string group = o.comparison ? "Model" : "Choices the paper leaves open: model";
+  if (o.comparison) {
+    app.add_option("--depth", o.depth, "Hidden layers")->group(group)->type_name("N")->transform(cli::whole_at_least(1));
+    app.add_option("--width", o.width, "Units of each")->group(group)->type_name("N")->transform(cli::whole_at_least(1));
+    app.add_option("--dropout", o.dropout, "Part of the hidden units dropped in training, after the ReLU")
+        ->group(group)
+        ->type_name("X")
+        ->check(cli::from_to_below(0, 1));
+    app.add_option("--bias-init", o.bias_init, "Initial biases: pytorch or a rule as for --init, or zeros")->group(group)->type_name("RULE");
+  } else {
+    app.add_option("--hidden", o.hidden, "Widths of the hidden layers")
+        ->delimiter(',')
+        ->group(group)
+        ->type_name("LIST")
+        ->transform(cli::whole_at_least(1));
+  }
   app.add_option("--init", o.init,
                  "Initial weights: pytorch (U(-b, b), b = 1/sqrt(inputs), biases too), xavier_uniform, xavier_normal, he_uniform, "
                  "he_normal, orthogonal, normal:STD, uniform:BOUND")
@@ -103,8 +121,16 @@ void add_model(CLI::App& app, Options& o) {
 }
 
 void add_optimizer(CLI::App& app, Options& o) {
-  const std::string group = "Choices the paper leaves open: optimiser";
-  app.add_option("--optimizer", o.optimizer, "adam (the paper's) or sgd")->group(group)->type_name("NAME")->check(CLI::IsMember({"adam", "sgd"}));
+  const std::string group = o.comparison ? "Optimiser" : "Choices the paper leaves open: optimiser";
+  if (o.comparison)
+    app.add_option("--weight-decay", o.weight_decay, "Times the weights, added to their gradient; gains and biases are spared")
+        ->group(group)
+        ->type_name("X")
+        ->check(cli::at_least(0));
+  app.add_option("--optimizer", o.optimizer, o.comparison ? "adam or sgd" : "adam (the paper's) or sgd")
+      ->group(group)
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"adam", "sgd"}));
   app.add_option("--lr", o.lr, "Learning rate")->group(group)->type_name("X")->check(cli::greater_than(0));
   app.add_option("--beta1", o.beta1, "Adam: decay of the first moment")->group(group)->type_name("X")->check(cli::from_to_below(0, 1));
   app.add_option("--beta2", o.beta2, "Adam: decay of the second moment")->group(group)->type_name("X")->check(cli::from_to_below(0, 1));
@@ -131,6 +157,15 @@ void add_machine(CLI::App& app, Options& o) {
       ->transform(cli::whole_at_least(0));
 }
 
+// Throws with the norms that these programs know, where the library's own message lists all there are.
+nn::NormSpec parse_norm(const std::string& text) {
+  try {
+    return nn::NormSpec::parse(text);
+  } catch (const InputError&) {
+    throw InputError(fmt::format("[norm] unknown '{}'; expected one of {}", text, fmt::join(nn::norm_names({.features = 1000}), ", ")));
+  }
+}
+
 // What single options cannot see.
 void check(const Options& o) {
   const auto named = [](const char* option, auto&& parse) {
@@ -148,31 +183,43 @@ void check(const Options& o) {
   if (o.norm_output) widths.push_back(classes);
   for (const std::string& norm : o.norms)
     named("--norms", [&] {
-      const auto spec = nn::NormSpec::parse(norm);
+      const nn::NormSpec spec = parse_norm(norm);
       for (const int64_t width : widths) nn::make_norm(spec, {.builder = "mlp", .features = width});
     });
   for (const Cell& cell : grid(o))
     if (nn::NormSpec(cell.norm).couples_batch() && cell.batch_size == 1)
       throw InputError(fmt::format("--batch-sizes: batch norm needs at least 2 images in a batch, got 1 (leave '{}' out of --norms)", cell.norm));
   named("--init", [&] { nn::init::parse(o.init, Shape{1, 1}); });
+  if (o.bias_init != "pytorch") named("--bias-init", [&] { nn::init::parse(o.bias_init, Shape{1}); });
   named("--schedule", [&] { optim::Schedule::parse(o.schedule); });
   named("--device", [&] { Device::parse(o.device); });
   if (o.threads > 1024) throw InputError(fmt::format("--threads: expected at most 1024, got {}", o.threads));
 }
 
-}  // namespace
-
-std::optional<Options> parse_options(int argc, char** argv) {
-  Options options;
-  CLI::App app(description, "mnist_batchsize");
+bool parse(const Program& program, Options& options, int argc, char** argv) {
+  CLI::App app(program.description, options.program);
   cli::set_up(app);
   app.footer(footer);
-  add_experiment(app, options);
+  add_experiment(app, options, program);
   add_files(app, options);
   add_model(app, options);
   add_optimizer(app, options);
   add_machine(app, options);
-  if (!cli::parse(app, argc, argv)) return std::nullopt;
+  return cli::parse(app, argc, argv);
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(const Program& program, int argc, char** argv) {
+  Options options = program.presets.front();
+  if (!parse(program, options, argc, argv)) return std::nullopt;
+  for (const Options& preset : program.presets)
+    if (preset.preset == options.preset && options.preset != program.presets.front().preset) {
+      options = preset;  // what was given stands over these defaults as well
+      parse(program, options, argc, argv);
+      break;
+    }
+  if (options.comparison) options.hidden.assign(static_cast<size_t>(options.depth), options.width);
   check(options);
   return options;
 }
@@ -217,17 +264,22 @@ train::RunInfo describe(const Options& o, const Cell& cell) {
   } else {
     config.emplace_back("momentum", o.momentum);
   }
+  if (o.comparison) {
+    config.emplace_back("dropout", o.dropout);
+    config.emplace_back("bias_init", o.bias_init);
+    config.emplace_back("weight_decay", o.weight_decay);
+  }
   config.emplace_back("clip_norm", o.clip_norm);
   config.emplace_back("schedule", o.schedule);
   config.emplace_back("patience", o.patience);
   config.emplace_back("eval_every", o.eval_every);
   config.emplace_back("checkpoint_every", o.checkpoint_every);
   config.emplace_back("data", o.data);
-  return {"mnist_batchsize",
+  return {o.program,
           std::move(config),
           {"epochs", "patience", "eval_every", "checkpoint_every", "data"},
           static_cast<uint64_t>(cell.seed),
           Device::parse(o.device)};
 }
 
-}  // namespace lamina::mnist_batchsize
+}  // namespace lamina::norm_grid

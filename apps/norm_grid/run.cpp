@@ -1,4 +1,4 @@
-#include "mnist_batchsize/run.h"
+#include "norm_grid/run.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,12 +6,13 @@
 #include <fmt/format.h>
 
 #include <lamina/autograd/graph.h>
+#include <lamina/data/cifar.h>
 #include <lamina/nn/mlp.h>
 #include <lamina/train/checkpoint.h>
 
 #include "common/run_folder.h"
 
-namespace lamina::mnist_batchsize {
+namespace lamina::norm_grid {
 namespace {
 
 namespace fs = std::filesystem;
@@ -38,6 +39,8 @@ nn::Sequential make_model(const Options& options, const Cell& cell, int64_t inpu
   mlp.norm_output = options.norm_output;
   mlp.norm_after_activation = options.norm_after_relu;
   mlp.init = options.init;
+  mlp.bias_init = options.bias_init;
+  mlp.dropout = options.dropout;
   mlp.batch_norm.momentum = options.bn_momentum;
   mlp.batch_norm.unbiased = unbiased_variance(options, cell.batch_size);
   nn::Sequential model = nn::MLP(mlp);
@@ -45,10 +48,22 @@ nn::Sequential make_model(const Options& options, const Cell& cell, int64_t inpu
   return model;
 }
 
+// All parameters or, with weight decay, the weights and the others apart. The gains of weight norm are columns of a matrix.
+std::vector<optim::Group> groups(const Options& options, nn::Module& model) {
+  if (options.weight_decay == 0) return {{model.parameters()}};
+  std::vector<optim::Group> result{{{}, 1.0, options.weight_decay}, {{}, 1.0, 0.0}};
+  for (const auto& [path, parameter] : model.named_parameters()) {
+    const bool weight = parameter->shape().rank() > 1 && !path.ends_with("_g");
+    result[weight ? 0 : 1].parameters.push_back(parameter);
+  }
+  std::erase_if(result, [](const optim::Group& group) { return group.parameters.empty(); });
+  return result;
+}
+
 std::unique_ptr<optim::Optimizer> make_optimizer(const Options& options, nn::Module& model) {
   if (options.optimizer == "sgd")
-    return std::make_unique<optim::SGD>(model.parameters(), optim::SGDOptions{.lr = options.lr, .momentum = options.momentum});
-  return std::make_unique<optim::Adam>(model.parameters(),
+    return std::make_unique<optim::SGD>(groups(options, model), optim::SGDOptions{.lr = options.lr, .momentum = options.momentum});
+  return std::make_unique<optim::Adam>(groups(options, model),
                                        optim::AdamOptions{.lr = options.lr, .beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps});
 }
 
@@ -64,39 +79,54 @@ void population_pass(nn::Sequential& model, const data::Loader& training) {
   });
 }
 
-// `waited`: epochs without a lower validation error when patience ended the run, else 0.
-train::Config as_config(const Result& result, int64_t waited) {
-  return {{"epochs", result.epochs},
-          {"stopped_early", waited > 0},
-          {"waited", waited},
-          {"best_test_error", result.best_test_error},
-          {"final_test_error", result.final_test_error},
-          {"final_train_nll", result.final_train_nll},
-          {"seconds_per_epoch", result.seconds_per_epoch},
-          {"samples_per_second", result.samples_per_second}};
+// What a run is judged by in the end. Of the splits, 0 is the validation images, 1 the second.
+struct Measure {
+  const char* name;
+  double (*of)(const train::TrainState&);
+};
+std::vector<Measure> measures(const Options& options) {
+  using State = train::TrainState;
+  std::vector<Measure> result;
+  if (options.comparison)
+    result = {{"best_validation_error", [](const State& s) { return s.splits.at(0).best.value; }},
+              {"final_validation_error", [](const State& s) { return s.splits.at(0).last["error"]; }},
+              {"final_training_error", [](const State& s) { return s.splits.at(1).last["error"]; }}};
+  else
+    result = {{"best_test_error", [](const State& s) { return s.splits.at(1).best.value; }},
+              {"final_test_error", [](const State& s) { return s.splits.at(1).last["error"]; }}};
+  result.push_back({"final_train_nll", [](const State& s) { return s.train_loss; }});
+  result.push_back({"seconds_per_epoch", [](const State& s) { return s.train_seconds / static_cast<double>(s.epoch); }});
+  result.push_back({"samples_per_second", [](const State& s) { return static_cast<double>(s.samples) / s.train_seconds; }});
+  return result;
 }
 
-Result result_of(const Cell& cell, const train::TrainState& state) {
-  const train::SplitRecord& test = state.splits.at(1);
-  return {cell,
-          state.epoch,
-          test.best.value,
-          test.last["error"],
-          state.train_loss,
-          state.train_seconds / static_cast<double>(state.epoch),
-          static_cast<double>(state.samples) / state.train_seconds};
+// `waited`: epochs without a lower validation error when patience ended the run, else 0.
+train::Config as_config(const Result& result, int64_t waited) {
+  train::Config config{{"epochs", result.epochs}, {"stopped_early", waited > 0}, {"waited", waited}};
+  for (const auto& [name, value] : result.values) config.emplace_back(name, value);
+  return config;
+}
+
+data::Dataset read_images(const Options& options, const fs::path& dir, data::Split split) {
+  return options.dataset == "cifar10" ? data::cifar10(dir, split) : data::mnist(dir, split);
+}
+
+fs::path data_dir(const Options& options) {
+  if (!options.data.empty()) return options.data;
+  return options.dataset == "cifar10" ? data::cifar10_dir() : data::mnist_dir(options.dataset);
 }
 
 }  // namespace
 
 Data load_data(const Options& options) {
-  const fs::path dir = options.data.empty() ? data::mnist_dir(options.dataset) : fs::path(options.data);
-  const data::Dataset all = data::mnist(dir, data::Split::train_full);  // once: the two parts share its memory
+  const fs::path dir = data_dir(options);
+  const data::Dataset all = read_images(options, dir, data::Split::train_full);  // once: the two parts share its memory
   if (all.size() <= data::validation_size)
     throw InputError(fmt::format("{}: expected more than {} training images, of which the first {} validate, got {}", dir.string(),
                                  data::validation_size, data::validation_size, all.size()));
-  Data data{all.slice(data::validation_size, all.size()), all.slice(0, data::validation_size), data::mnist(dir, data::Split::test)};
+  Data data{all.slice(data::validation_size, all.size()), all.slice(0, data::validation_size), {}};
   if (options.limit > 0) data.train = data.train.limit(options.limit);
+  data.second = options.comparison ? data.train : read_images(options, dir, data::Split::test);
   for (const int64_t batch_size : options.batch_sizes)
     if (batch_size > data.train.size())
       throw InputError(fmt::format("--batch-sizes: expected at most {}, the number of training images, got {}", data.train.size(), batch_size));
@@ -107,6 +137,11 @@ Data load_data(const Options& options) {
     data.mean = mean / deviation;
   }
   return data;
+}
+
+double Result::operator[](std::string_view name) const {
+  const auto found = std::find_if(values.begin(), values.end(), [&](const auto& value) { return value.first == name; });
+  return found == values.end() ? std::nan("") : found->second;
 }
 
 std::optional<Result> finished_result(const Options& options, const Cell& cell) {
@@ -120,13 +155,9 @@ std::optional<Result> finished_result(const Options& options, const Cell& cell) 
     cli::check_checkpoint(folder, run->status);
     return std::nullopt;
   }
-  return Result{cell,
-                static_cast<int64_t>(epochs),
-                cli::number(run->results, "best_test_error"),
-                cli::number(run->results, "final_test_error"),
-                cli::number(run->results, "final_train_nll"),
-                cli::number(run->results, "seconds_per_epoch"),
-                cli::number(run->results, "samples_per_second")};
+  Result result{cell, static_cast<int64_t>(epochs), {}};
+  for (const Measure& measure : measures(options)) result.values.emplace_back(measure.name, cli::number(run->results, measure.name));
+  return result;
 }
 
 std::optional<Result> run_cell(const Options& options, const Data& data, const Cell& cell, train::Progress& progress) {
@@ -152,16 +183,17 @@ std::optional<Result> run_cell(const Options& options, const Data& data, const C
   training.log = &log;
   train::Classification task(model, batches);
   task.add_split("validation", data.validation);
-  task.add_split("test", data.test);
+  task.add_split(options.comparison ? "training" : "test", data.second);  // the trainer's own rows are called "train"
   train::Trainer trainer(task, *optimizer, training);
   cli::continue_run(trainer, folder, progress);
   log.start(trainer.state().step);
   std::optional<Result> result;
   cli::fit(trainer, log, progress, [&](train::Outcome outcome) {
-    result = result_of(cell, trainer.state());
+    result = Result{cell, trainer.state().epoch, {}};
+    for (const Measure& measure : measures(options)) result->values.emplace_back(measure.name, measure.of(trainer.state()));
     return as_config(*result, outcome == train::Outcome::stopped_early ? trainer.state().splits.at(0).best.waited : 0);
   });
   return result;
 }
 
-}  // namespace lamina::mnist_batchsize
+}  // namespace lamina::norm_grid
