@@ -252,7 +252,7 @@ def main():
     out = args.out or args.rundir
     out.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
-        figure = (draw_comparison if "task" in config else draw)(runs, config, args.title)
+        figure = (draw_comparison if "cell" in config else draw)(runs, config, args.title)
         for name, options in (("figure.svg", {"metadata": {"Date": None}}), ("figure.png", {"dpi": 200, "metadata": {"Software": None}})):
             figure.savefig(out / name, facecolor="white", **options)
             print(out / name)

@@ -128,7 +128,7 @@ void add_use(CLI::App& app, Options& o) {
       group, "CHECKPOINT");
   grouped(app.add_option("--predict", o.predict, "What the model says to each sequence of a CSV file, or to each image of an IDX file; as CSV"),
           group, "FILE");
-  grouped(app.add_option("--sample", o.sample, "Generate so many symbols of text"), group, "N")->transform(cli::whole_at_least(0));
+  grouped(app.add_option("--sample", o.sample, "Generate so many symbols of text"), group, "N")->transform(cli::whole_at_least(1));
   grouped(app.add_option("--temperature", o.temperature, "--sample: the logits are divided by this; 0: always the likeliest symbol"), group, "X")
       ->check(cli::at_least(0));
   grouped(app.add_option("--prompt", o.prompt, "--sample: text to go on from; empty: as after a line break"), group, "TEXT");

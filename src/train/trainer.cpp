@@ -34,8 +34,8 @@ Trainer::Trainer(Task& task, optim::Optimizer& optimizer, TrainerOptions options
   check(options_);
   if (options_.check_gradients) optimizer_.check_finite = true;
   for (const std::string& name : task.splits()) {
-    SplitRecord& split = state_.splits.emplace_back(name);
-    for (const std::string& score : task.scores()) split.last.values.emplace_back(score, std::nan(""));
+    state_.splits.push_back({name, {}, {}});
+    for (const std::string& score : task.scores()) state_.splits.back().last.values.emplace_back(score, std::nan(""));
   }
 }
 

@@ -267,7 +267,7 @@ TEST_CASE("wrong options are refused in one line", "[apps][lstm]") {
       {{"--batch-size", "99999"}, "--batch-size: expected at most 55000, the number of training images"},
       {{"--prompt", "x"}, "--prompt: needs --sample N"},
       {{"--temperature", "2"}, "--temperature: needs --sample N"},
-      {{"--sample", "-1"}, "--sample: expected at least 0, got -1"},
+      {{"--sample", "0"}, "--sample: expected at least 1, got 0"},
       {{"--sample", "5", "--temperature", "-1"}, "--temperature: expected at least 0, got -1"},
       {{"--sample", "5", "--eval", "x"}, "--eval, --predict and --sample: expected one of them"},
       {{"--sample", "5"}, "best.safetensors"},
