@@ -3,15 +3,14 @@
 
 #include "norm_grid/program.h"
 
-int main(int argc, char **argv) {
-  return lamina::norm_grid::main(
-      {"Trains the permutation-invariant MNIST net of \"Layer Normalization\" "
-       "(Ba, Kiros, Hinton 2016, section 6.6) for every norm, batch size and "
-       "seed,\n"
-       "and draws the paper's figure 6: training NLL and test error against "
-       "epochs. The first 5,000 training images validate, the others train.\n"
-       "Training NLL is the mean over an epoch's batches, each at the weights "
-       "it met. A last batch of one image is left out of training.",
-       {{}}},
-      argc, argv);
+int main(int argc, char** argv) {
+  return lamina::norm_grid::main({"Trains the permutation-invariant MNIST net of \"Layer Normalization\" "
+                                  "(Ba, Kiros, Hinton 2016, section 6.6) for every norm, batch size and "
+                                  "seed,\n"
+                                  "and draws the paper's figure 6: training NLL and test error against "
+                                  "epochs. The first 5,000 training images validate, the others train.\n"
+                                  "Training NLL is the mean over an epoch's batches, each at the weights "
+                                  "it met. A last batch of one image is left out of training.",
+                                  {{}}},
+                                 argc, argv);
 }

@@ -153,7 +153,8 @@ struct BatchNormLayerOptions {
 
 /// Batch normalisation (Ioffe & Szegedy 2015). In evaluation the running statistics normalise; without them (track_running_stats = false) those of
 /// the batch do. Warns once (see core/warning.h) when it is evaluated before it has seen a training batch, and when it runs in training mode while no
-/// gradients are recorded, as an evaluation that forgot eval() does. Throws Error for another rank or channel count, one value per channel where batch statistics are needed, and options out of range.
+/// gradients are recorded, as an evaluation that forgot eval() does. Throws Error for another rank or channel count, one value per channel where
+/// batch statistics are needed, and options out of range.
 class BatchNorm : public TrackingNorm {
  public:
   Tensor operator()(const Tensor& x);
