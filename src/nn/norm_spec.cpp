@@ -93,8 +93,10 @@ NormSpec NormSpec::parse(const std::string& text) {
 }
 
 std::vector<std::string> NormSpec::names() {
-  return {"none",     "layer",   "layer-cell", "layer-carry", "layer-gates", "batch",           "meanbatch",
-          "instance", "group:8", "rms",        "prms:0.0625", "weight",      "weight+meanbatch"};
+  std::vector<std::string> result = {"none",    "layer", "batch",       "meanbatch", "instance",
+                                     "group:8", "rms",   "prms:0.0625", "weight",    "weight+meanbatch"};
+  for (const auto& [variant, name] : variants) result.emplace_back(name);
+  return result;
 }
 
 std::string NormSpec::str() const {

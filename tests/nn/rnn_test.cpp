@@ -79,7 +79,7 @@ TEST_CASE("recurrent layers: what they refuse, in one line") {
   for (const char* norm : {"instance", "group:2", "prms:0.5", "meanbatch", "weight+meanbatch"})
     refuses(lstm, {.input = 3, .hidden = 4, .norm = norm},
             std::string("[lstm] norm: LSTM has no '") + norm +
-                "'; expected one of none, layer, layer-cell, layer-carry, layer-gates, batch, rms, weight");
+                "'; expected one of none, layer, batch, rms, weight, layer-cell, layer-carry, layer-gates");
   CHECK_THROWS_WITH(nn::LSTM({.input = 3, .hidden = 4, .init = "foo"}), contains("[init] unknown 'foo'"));
   for (const nn::RecurrentLayerOptions& options :
        {nn::RecurrentLayerOptions{.layers = 2}, {.batch_first = true}, {.dropout = 0.5}, {.bidirectional = true}}) {

@@ -1,5 +1,5 @@
 #pragma once
-// Reference values of tests/golden/<name>.safetensors, written by scripts/make_golden.py.
+// Reference values of tests/golden/<name>.safetensors, written by scripts/make_golden.py and make_golden_rnn.py.
 
 #include <map>
 #include <string>

@@ -225,9 +225,6 @@ void recompute_population_statistics(Module& model, const std::function<void()>&
 ///
 ///   none             nothing
 ///   layer            LayerNorm; of images and sequences [N, C, ...]: over all of a case, gain and bias by channel (GroupNorm of one group)
-///   layer-cell       of recurrent layers alone (<lamina/ops/recurrent.h>), as are the next two: LayerNorm of an LSTM's c on its way out
-///   layer-carry      layer, with the normalised c carried on
-///   layer-gates      layer-carry, with each gate's sum of inputs normalised by itself
 ///   batch            BatchNorm1d or 2d
 ///   meanbatch        the same, mean only
 ///   instance         InstanceNorm1d or 2d with gain and bias; needs an axis after the channels
@@ -236,6 +233,9 @@ void recompute_population_statistics(Module& model, const std::function<void()>&
 ///   prms:0.0625      RMSNorm that measures this part of them
 ///   weight           weight norm of the weights before it, nothing after
 ///   weight+meanbatch both
+///   layer-cell       of recurrent layers alone (<lamina/ops/recurrent.h>), as are the next two: LayerNorm of an LSTM's c on its way out
+///   layer-carry      layer, with the normalised c carried on
+///   layer-gates      layer-carry, with each gate's sum of inputs normalised by itself
 struct NormSpec {
   enum class Kind { none, layer, batch, instance, group, rms };
   enum class Variant { standard, cell, carry, gates };
