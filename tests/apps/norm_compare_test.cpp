@@ -161,9 +161,8 @@ TEST_CASE("norm_compare: CIFAR-10, where its files are") {
   const json r = runs(run(out.path(), {"--dataset", "cifar10", "--data", dir.path().string(), "--norms", "layer", "--batch-sizes", "5"}));
   CHECK(r.size() == 1);
   CHECK(parameter(out / "layer-n5-s1", "0.weight").shape() == Shape{8, 3072});
-  setenv("LAMINA_DATA", dir.path().c_str(), 1);
-  const Ended without = support::run("norm_compare", {"--dataset", "cifar10", "--out", (out / "no").string()});
-  unsetenv("LAMINA_DATA");
+  const Ended without =
+      support::run("norm_compare", {"--dataset", "cifar10", "--out", (out / "no").string()}, [&] { setenv("LAMINA_DATA", dir.path().c_str(), 1); });
   CHECK(without.code == 2);
   CHECK_THAT(without.err, contains("scripts/fetch_data.sh cifar10 gets it"));
 }
