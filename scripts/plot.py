@@ -218,7 +218,7 @@ def draw_comparison(runs, config, title):
     loss = "mse" if ("train", "mse") in names else "nll"
     score = next((m for m in SCORES if ("validation", m) in names), loss)
     figure, grid = plt.subplots(2, 2, figsize=(7.6, 5.4), sharex="col", sharey="row", squeeze=False)
-    for row, (split, metric, text) in enumerate((("train", loss, f"training {SCORES[loss]}"), ("validation", score, f"validation {SCORES[score]}"))):
+    for row, (split, metric, text) in enumerate((("train", loss, f"training {SCORES[loss]}, epoch so far"), ("validation", score, f"validation {SCORES[score]}"))):
         for column in (0, 1):
             drawn = draw_comparison_panel(grid[row, column], runs, lines, split, metric, by_seconds=column == 1)
         if drawn and loss == "mse":

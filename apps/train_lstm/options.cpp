@@ -77,7 +77,7 @@ void add_model(CLI::App& app, Options& o) {
   grouped(app.add_option("--dropout", o.dropout, "Between the layers and after the last one"), group, "X")->check(cli::from_to_below(0, 1));
   grouped(app.add_option(
               "--state-noise", o.state_noise,
-              "Deviation of Gaussian noise on the first h in training (0.1 for batch norm on pixels in order, whose first steps are constant)"),
+              "Deviation of Gaussian noise on the first h in training (0.1 for batch norm on images in order, whose first steps are constant)"),
           group, "X")
       ->check(cli::at_least(0));
   grouped(
