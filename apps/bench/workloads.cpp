@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <lamina/lamina.h>
+#include <lamina/nn/rnn.h>
 
+#include <array>
 #include <memory>
 
 namespace bench {
@@ -48,6 +50,32 @@ Workload mlp_step(const std::string& norm, int64_t batch, bool adam) {
     };
   };
   return {fmt::format("step/mlp-{}-n{}-{}", norm, batch, adam ? "adam" : "sgd"), work, make};
+}
+
+// One training step of a recurrent layer over T steps of N sequences, the loss being mean(y w). Its floor: the products of every step (no gradient
+// for x, no product with the zeros before the first step), and the update, which reads the gradients.
+Workload recurrent_step(const std::string& norm, int64_t T, int64_t N, int64_t C, int64_t H) {
+  const int64_t parameters = 4 * H * (C + H) + 8 * H + (norm == "none" ? 0 : 10 * H);
+  const double per_row = 2.0 * static_cast<double>(4 * H * N);
+  const Work work{per_row * static_cast<double>(2 * T * C + 3 * (T - 1) * H), {{4 * parameters, 1, 0, 3}}};
+  const auto make = [=]() -> std::function<void()> {
+    struct State {
+      nn::LSTM model;
+      std::unique_ptr<optim::Adam> adam;
+      Tensor x, w;
+    };
+    Rng rng(5);
+    const auto state =
+        std::make_shared<State>(State{nn::LSTM({.input = C, .hidden = H, .norm = norm}), nullptr, randn({T, N, C}, rng), randn({T, N, H}, rng)});
+    state->model.init(1);
+    state->adam = std::make_unique<optim::Adam>(state->model.parameters(), optim::AdamOptions{.lr = 1e-3});
+    return [state] {
+      state->adam->zero_grad();
+      mean(state->model(state->x).y * state->w).backward();
+      state->adam->step();
+    };
+  };
+  return {fmt::format("step/{}-t{}-n{}-c{}-h{}", norm == "none" ? "lstm" : "ln-lstm", T, N, C, H), work, make};
 }
 
 // An op forward and backward with a given cotangent; the gradient tensors of input and parameters are dropped before each run.
@@ -117,6 +145,9 @@ std::vector<Workload> workloads() {
   for (const std::string norm : {"none", "layer", "batch"})
     for (const int64_t batch : {4, 128})
       for (const bool adam : {true, false}) all.push_back(mlp_step(norm, batch, adam));
+  for (const std::string norm : {"none", "layer"})
+    for (const auto& [T, N, C, H] : {std::array<int64_t, 4>{28, 128, 28, 128}, {100, 32, 128, 256}, {64, 64, 256, 512}, {128, 8, 400, 400}})
+      all.push_back(recurrent_step(norm, T, N, C, H));
   for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{128, 1000}, {4096, 768}, {65536, 256}}) all.push_back(layer_norm(rows, width));
   all.push_back(batch_norm("128x1000", {128, 1000}));
   all.push_back(batch_norm("32x64x28x28", {32, 64, 28 * 28}));

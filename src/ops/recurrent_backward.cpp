@@ -26,7 +26,7 @@ class Backward {
   }
 
   void run() {
-    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(recurrent_chunk_rows);
+    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(recurrent_chunk_rows(spec_));
     prepare(chunks);
     for (auto chunk = chunks.rbegin(); chunk != chunks.rend(); ++chunk) {
       work_.steps = plan_.walk(*chunk);
@@ -82,10 +82,10 @@ class Backward {
     }
     int64_t most = 0;
     for (const RecurrentPlan::Chunk& chunk : chunks) most = std::max(most, chunk.count);
-    da_x_ = rows(most, width);
+    da_x_ = apart(most, width, Trace::statistics, like());
     work_.da_x = {da_x_.mutable_data<T>(), 0, false};
     if (!spec_.one_gradient()) {
-      da_h_ = rows(most, width);
+      da_h_ = apart(most, width, Trace::y, like());
       work_.da_h = {da_h_.mutable_data<T>(), 0, false};
     }
     if (needs_sums()) {
@@ -103,12 +103,22 @@ class Backward {
     if (b_.needs(In::x)) dx_ = rows(plan_.rows + (plan_.ragged ? 1 : 0), inputs_);
   }
 
-  /// dw (+)= da^T values.
+  /// dw (+)= da^T values. A narrow product is about a tenth faster (of 28 columns, twice as fast) with `values` packed, up to some thousand rows.
   void weight_gradient(Tensor& dw, int64_t count, const T* da, const T* values, T& beta) const {
-    const int64_t width = dw.size(0), columns = dw.size(1), ld = std::max<int64_t>(columns, 1);
-    kernels::gemm<T>(device())->gemm(width, columns, count, {da, std::max<int64_t>(width, 1), true}, {values, ld, false}, beta, dw.mutable_data<T>(),
-                                     ld);
-    beta = 1;
+    constexpr int64_t narrow = 256, most_rows = 1024;
+    const int64_t width = dw.size(0), columns = dw.size(1), ld = std::max<int64_t>(columns, 1), lda = std::max<int64_t>(width, 1);
+    T* const target = dw.mutable_data<T>();
+    const auto gemm = kernels::gemm<T>(device());
+    if (columns > narrow) {
+      gemm->gemm(width, columns, count, {da, lda, true}, {values, ld, false}, beta, target, ld);
+      beta = 1;
+      return;
+    }
+    for (int64_t begin = 0; begin < count; begin += most_rows) {
+      const kernels::Packed<T> packed = gemm->pack(std::min(most_rows, count - begin), columns, {values + begin * columns, ld, false});
+      gemm->gemm(width, {da + begin * width, lda, true}, packed, beta, target, ld);
+      beta = 1;
+    }
   }
 
   /// The product of each step's gradient with the h before it.

@@ -30,7 +30,7 @@ class Forward {
         device_(inputs[In::x].device()) {}
 
   RecurrentOutcome run() {
-    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(recurrent_chunk_rows);
+    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(recurrent_chunk_rows(spec_));
     RecurrentResult result{rows(plan_.rows + (plan_.ragged ? 1 : 0), spec_.hidden), recurrent_state(plan_, spec_.hidden, in_[In::h0], in_[In::x]),
                            Tensor()};
     if (lstm()) result.c = recurrent_state(plan_, spec_.hidden, in_[In::c0], in_[In::x]);
@@ -57,7 +57,7 @@ class Forward {
       count = 0;
       for (const RecurrentPlan::Chunk& chunk : chunks) count = std::max(count, chunk.count);
     }
-    Tensor array = rows(count, width);
+    Tensor array = apart(count, width, index, in_[In::x]);
     T* const data = array.mutable_data<T>();
     (room == Room::whole ? trace_ : passing_)[index] = std::move(array);
     return {data, 0, room == Room::step};
@@ -181,6 +181,12 @@ class Forward {
 };
 
 }  // namespace
+
+Tensor apart(int64_t count, int64_t width, int slot, const Tensor& like) {
+  constexpr int64_t lines = 9, line = 64;
+  const int64_t gap = slot * lines * line, element = like.dtype() == DType::f64 ? 8 : 4;
+  return detail::view(Tensor::empty({count * width + gap / element}, like.dtype(), like.device()), {count, width}, gap);
+}
 
 Tensor gathered_rows(const Tensor& rows, const std::vector<int64_t>& index, int64_t width) {
   const int64_t count = static_cast<int64_t>(index.size());

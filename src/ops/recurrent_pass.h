@@ -4,6 +4,7 @@
 #include <lamina/autograd/graph.h>
 #include <lamina/ops/recurrent.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 
@@ -40,9 +41,16 @@ struct RecurrentOutcome {
   RecurrentTrace trace;  // empty unless `keep`
 };
 
-/// Steps are taken in runs of about this many rows, so that a run's gates are still in a cache when they are used again.
-constexpr int64_t recurrent_chunk_rows = 2048;
+/// Steps are taken in runs of about this many rows, so that a run's gates and their gradients are still in a cache when they are used again; few rows
+/// would make the weights' gradients pass through memory too often.
+inline int64_t recurrent_chunk_rows(const kernels::RecurrentSpec& spec) {
+  constexpr int64_t elements = int64_t{1} << 18, least = 256, most = 1024;
+  return std::clamp(elements / std::max<int64_t>(1, spec.width()), least, most);
+}
 
+/// [count, width], not initialised. Rows are often a multiple of 4 KiB apart and large arrays begin at the same place of a page: read together they
+/// would crowd into the same lines of the first cache. So those that are get different `slot`s, up to 7, which begin some lines apart.
+Tensor apart(int64_t count, int64_t width, int slot, const Tensor& like);
 /// rows[index[i]] for each i, [index.size(), width].
 Tensor gathered_rows(const Tensor& rows, const std::vector<int64_t>& index, int64_t width);
 /// A copy of a state at the start [N, H] (undefined: zeros) with sequences sorted; `like` gives dtype and device.

@@ -44,17 +44,19 @@ struct RecurrentOptions {
 
 /// G gates, H hidden, C inputs. Undefined: biases as wished, gains where the norm has none (layer_gates has gain_hh only).
 struct RecurrentParameters {
-  Tensor weight_ih;         // [G H, C]
-  Tensor weight_hh;         // [G H, H]
-  Tensor bias_ih, bias_hh;  // [G H]
-  Tensor gain_ih, gain_hh;  // [G H]
-  Tensor gain_c, bias_c;    // [H], LSTM with any norm
+  Tensor weight_ih;                   // [G H, C]
+  Tensor weight_hh;                   // [G H, H]
+  Tensor bias_ih = {}, bias_hh = {};  // [G H]
+  Tensor gain_ih = {}, gain_hh = {};  // [G H]
+  Tensor gain_c = {}, bias_c = {};    // [H], LSTM with any norm
 };
 
-/// Running statistics of `batch`, a row for each step; steps past the last row use the last. var is unbiased, as in batch_norm. Updated in place.
+/// Running statistics of `batch`, a row for each step of the walk (reverse: the first row is for each sequence's last step); steps past the last row
+/// use the last, and move it in turn in training. var is unbiased, as in batch_norm. Updated in place. In training all may be undefined: then none
+/// are kept.
 struct RecurrentStatistics {
   Tensor mean_ih, var_ih, mean_hh, var_hh;  // [steps, G H]
-  Tensor mean_c, var_c;                     // [steps, H], LSTM only
+  Tensor mean_c = {}, var_c = {};           // [H] a step, LSTM only
 };
 
 struct RecurrentResult {
@@ -66,7 +68,8 @@ struct RecurrentResult {
 /// x [T, N, C]; h0 and c0 [N, H] (undefined: 0; c0 for LSTM only); lengths: how many steps of each sequence count, each in [0, T] (empty: T for all).
 /// A sequence gives the same as alone, for every norm but batch, whose statistics at a step come from the sequences that have such a step.
 /// T = 0 and length 0 give h = h0, c = c0. Gradients: x, h0, c0 and all parameters. f32, f64.
-/// Saved for the backward pass, per step and sequence, y included: at most 6 H values for none, 14 H with layer (LSTM).
+/// Saved for the backward pass, per step and sequence, y included: 6 H values for none, 14 H with layer and 9 numbers of statistics (LSTM); with grad
+/// mode off only y and what some steps need. NaN and infinities in x beyond a sequence's length are not read; gradients there are exactly 0.
 /// Throws Error for shapes, dtypes and devices that do not fit, parameters that the norm lacks or does not have, lengths out of range, a norm that
 /// the cell does not have, and batch statistics of fewer than two sequences.
 RecurrentResult recurrent(const Tensor& x, const Tensor& h0, const Tensor& c0, const RecurrentParameters& parameters,

@@ -1,5 +1,5 @@
-// Products with a right operand laid out once: panels of 128 bytes of columns, each [k, panel] contiguous, zeros beyond column n. Panels are shared
-// out among threads; within one, tiles of C stay in registers over all of k.
+// Products with a right operand laid out once: panels of 128 bytes of columns, each [k, panel] contiguous, zeros beyond column n. Panels (and where
+// they are few, blocks of rows) are shared out among threads; within one, tiles of C stay in registers over all of k.
 
 #include <algorithm>
 #include <new>
@@ -19,11 +19,18 @@ namespace lamina::kernels::HWY_NAMESPACE {
 
 template <class T>
 void packed_gemm_on_target(int64_t m, const Matrix<T>& a, const Packed<T>& b, T beta, T* c, int64_t ldc, const T* bias) {
-  const int64_t panels = (b.n + kPanel<T> - 1) / kPanel<T>;
-  const Output<T> out{beta, c, ldc, bias};
-  parallel_for(panels, std::max<int64_t>(1, 65536 / (kPanel<T> * b.k * std::max<int64_t>(1, m / 4))), [&](int64_t begin, int64_t end) HWY_ATTR {
-    for (int64_t panel = begin; panel < end; ++panel)
-      times_panel<T>(m, b.k, a, 0, b.data.get() + panel * kPanel<T> * b.k, panel * kPanel<T>, b.n, out);
+  const int64_t panels = (b.n + kPanel<T> - 1) / kPanel<T>, row = a.transposed ? 1 : a.ld;
+  // Few panels do not share out evenly: then blocks of rows as well.
+  const int64_t blocks = std::clamp<int64_t>(8 * num_threads() / panels, 1, std::max<int64_t>(1, m / (2 * kTileRows)));
+  const int64_t rows = (m + blocks - 1) / blocks, work = kPanel<T> * b.k * std::max<int64_t>(1, rows / 4);
+  parallel_for(panels * blocks, std::max<int64_t>(1, 65536 / work), [&](int64_t begin, int64_t end) HWY_ATTR {
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t panel = unit / blocks, top = unit % blocks * rows;
+      if (top >= m) continue;
+      const Output<T> out{beta, c + top * ldc, ldc, bias};
+      times_panel<T>(std::min(rows, m - top), b.k, {a.data + top * row, a.ld, a.transposed}, 0, b.data.get() + panel * kPanel<T> * b.k,
+                     panel * kPanel<T>, b.n, out);
+    }
   });
 }
 

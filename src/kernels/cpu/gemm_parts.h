@@ -153,13 +153,13 @@ HWY_INLINE void tile(int64_t k, const T* a, int64_t row, int64_t depth, const T*
   }
 }
 
-/// The last rows, fewer than a full tile has.
+/// The same for any number of rows up to kRows.
 template <class T, int kRows>
-HWY_INLINE void last_tile(int64_t rows, int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out,
-                          int64_t i) {
+HWY_INLINE void tile_of(int64_t rows, int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out,
+                        int64_t i) {
   if constexpr (kRows > 0) {
     if (rows == kRows) return tile<T, kRows>(k, a, row, depth, panel, columns, out, i);
-    last_tile<T, kRows - 1>(rows, k, a, row, depth, panel, columns, out, i);
+    tile_of<T, kRows - 1>(rows, k, a, row, depth, panel, columns, out, i);
   }
 }
 
@@ -174,9 +174,13 @@ void times_panel(int64_t m, int64_t k, const Matrix<T>& a, int64_t top, const T*
   const T* factors = a.data + top * depth;
   for (int64_t offset = 0; offset < kPanel<T> && j + offset < n; offset += step) {
     const Output<T> there{out.beta, out.c + j + offset, out.ldc, out.bias ? out.bias + j + offset : nullptr};
-    int64_t i = 0;
-    for (; i + kRows <= m; i += kRows) tile<T, kRows>(k, factors + i * row, row, depth, panel + offset, n - j - offset, there, i);
-    if (i < m) last_tile<T, kRows - 1>(m - i, k, factors + i * row, row, depth, panel + offset, n - j - offset, there, i);
+    // Tiles of about the same height: a last one of few rows would wait for its own sums.
+    const int64_t tiles = (m + kRows - 1) / kRows;
+    for (int64_t t = 0, i = 0; t < tiles; ++t) {
+      const int64_t rows = m / tiles + (t < m % tiles ? 1 : 0);
+      tile_of<T, kRows>(rows, k, factors + i * row, row, depth, panel + offset, n - j - offset, there, i);
+      i += rows;
+    }
   }
 }
 

@@ -4,9 +4,10 @@
 namespace lamina::kernels {
 
 RecurrentSums::RecurrentSums(const RecurrentSpec& spec) : count(0) {
+  constexpr int64_t gap = 80;  // so that sums whose widths are multiples of a page do not crowd into the same cache lines
   const auto take = [&](bool present, int64_t width) {
     const int64_t begin = present ? count : -1;
-    if (present) count += width;
+    if (present) count += width + gap;
     return begin;
   };
   const int64_t width = spec.width();

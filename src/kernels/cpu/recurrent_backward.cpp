@@ -22,7 +22,7 @@ namespace {
 template <class T>
 struct BackwardRow {
   const T *a_x, *a_h, *gates, *raw_c, *y, *n_term, *statistics, *c_before, *h_before, *statistics_before, *dy;
-  T *dh, *dc, *pre_x, *pre_h, *da_x, *da_h, *sums;
+  T *dh, *dc, *pre_x, *pre_h, *da_x, *da_h;
 };
 
 /// What is 1 - v^2 and v (1 - v) to tanh and the logistic function.
@@ -35,126 +35,126 @@ HWY_INLINE V sigmoid_slope(V v) {
   return hn::NegMulAdd(v, v, v);
 }
 
-/// target += f(at) over n elements.
-template <class T, class F>
-HWY_INLINE void add_to(T* target, int64_t n, F&& f) {
-  for_each_vector<T>(n, [&](auto at) HWY_ATTR { at.store(target, hn::Add(at.load(target), f(at))); });
-}
-
-// Through a normaliser of n elements: pre is the gradient of x-hat gain + bias, a that of x. a = pre is allowed.
+// Through a normaliser of a run of a row: pre is the gradient of x-hat gain + bias. a and a-hat below: pre gain, and its product with x-hat.
 template <class T>
 struct NormTerm {
-  NormTerm(const T* values, const T* gains, const T* gradient, const T* statistics)
-      : x(values), gain(gains), pre(gradient), x_hat(statistics), rstd(set(statistics[1])) {}
+  NormTerm() = default;
+  NormTerm(const T* values, const T* gradient, const T* numbers) : x(values), pre(gradient), statistics(numbers) {}
 
+  HWY_INLINE Normaliser<T> x_hat() const { return Normaliser<T>(statistics); }
   template <class At>
-  HWY_INLINE Two<Vec<T>> terms(At at) const {
-    const Vec<T> scaled = hn::Mul(at.load(pre), at.load(gain));
-    return {scaled, hn::Mul(scaled, x_hat(at.load(x)))};
+  HWY_INLINE Two<Vec<T>> terms(At at, Vec<T> gain) const {
+    const Vec<T> a = hn::Mul(at.load(pre), gain);
+    return {a, hn::Mul(a, x_hat()(at.load(x)))};
   }
-  HWY_INLINE void finish_sums(bool centre, int64_t n, double sum, double sum_x) {
-    mean = set(static_cast<T>(centre ? sum / static_cast<double>(n) : 0));
-    mean_x = set(static_cast<T>(sum_x / static_cast<double>(n)));
+  void finish_sums(bool centre, int64_t n, double sum_a, double sum_a_hat) {
+    mean = static_cast<T>(centre ? sum_a / static_cast<double>(n) : 0);
+    mean_hat = static_cast<T>(sum_a_hat / static_cast<double>(n));
   }
-  /// The gradient of x; dgain, if not null, grows.
+  /// The gradient of x; dgain grows.
   template <class At>
-  HWY_INLINE Vec<T> gradient(At at, Vec<T> pre_at, T* dgain) const {
-    const Vec<T> normal = x_hat(at.load(x));
-    if (dgain) at.store(dgain, hn::MulAdd(pre_at, normal, at.load(dgain)));
-    return hn::Mul(rstd, hn::NegMulAdd(normal, mean_x, hn::MulSub(pre_at, at.load(gain), mean)));
+  HWY_INLINE Vec<T> gradient(At at, Vec<T> pre_at, Vec<T> gain, Vec<T>& dgain) const {
+    const Vec<T> normal = x_hat()(at.load(x));
+    dgain = hn::MulAdd(pre_at, normal, dgain);
+    return hn::Mul(set(statistics[1]), hn::NegMulAdd(normal, set(mean_hat), hn::MulSub(pre_at, gain, set(mean))));
   }
 
-  const T *x, *gain, *pre;
-  Normaliser<T> x_hat;
-  Vec<T> rstd, mean, mean_x;
+  const T *x = nullptr, *pre = nullptr, *statistics = nullptr;
+  T mean = 0, mean_hat = 0;
 };
 
-// From the gradients of the summed inputs to those of a_x and a_h, and the sums of biases and gains.
-template <class T, RecurrentCell cell, TermNorm norm>
-void terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>& r) {
+// The columns [begin, begin + n), one segment, of kRows rows: from the gradients of the summed inputs to those of a_x and a_h; the sums of gains
+// grow.
+template <class T, RecurrentCell cell, TermNorm norm, int kRows>
+void segment_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums, int segment) {
   using S = Segments<cell, norm>;
-  constexpr bool normalised = norm == TermNorm::terms || norm == TermNorm::gates, two = norm == TermNorm::terms;
-  const int64_t hidden = work.spec.hidden, width = S::gates * hidden;
-  const RecurrentSums sums_at(work.spec);
-  if (r.sums) {
-    add_to(r.sums + sums_at.bias, width, [&](auto at) HWY_ATTR { return at.load(r.pre_x); });
-    if (cell == RecurrentCell::gru) add_to(r.sums + sums_at.n_bias, hidden, [&](auto at) HWY_ATTR { return at.load(r.pre_h + 2 * hidden); });
+  constexpr bool two = norm == TermNorm::terms;
+  const int64_t hidden = work.spec.hidden, begin = S::first(segment) * hidden, n = S::size(segment) * hidden;
+  const RecurrentSums at_sum(work.spec);
+  const T* const gain_x = (two ? work.parts.gain_ih : work.parts.gain_hh) + begin;
+  const T* const gain_h = work.parts.gain_hh + begin;
+  NormTerm<T> x[kRows], h[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    x[r] = NormTerm<T>(rows[r].a_x + begin, rows[r].pre_x + begin, rows[r].statistics + 3 * segment);
+    if constexpr (two) h[r] = NormTerm<T>(rows[r].a_h + begin, rows[r].pre_h + begin, rows[r].statistics + 3 * (S::count + segment));
   }
-  if constexpr (normalised) {
-    for (int s = 0; s < S::count; ++s) {
-      const int64_t begin = S::first(s) * hidden, n = S::size(s) * hidden;
-      const T* const gain_x = norm == TermNorm::gates ? work.parts.gain_hh : work.parts.gain_ih;
-      NormTerm<T> x(r.a_x + begin, gain_x + begin, r.pre_x + begin, r.statistics + 3 * s);
-      T* const dgain_x = r.sums ? r.sums + (norm == TermNorm::gates ? sums_at.gain_hh : sums_at.gain_ih) + begin : nullptr;
-      if constexpr (two) {
-        NormTerm<T> h(r.a_h + begin, work.parts.gain_hh + begin, r.pre_h + begin, r.statistics + 3 * (S::count + s));
-        T* const dgain_h = r.sums ? r.sums + sums_at.gain_hh + begin : nullptr;
-        const auto totals = sums<T, 4>(n, [&](auto at) HWY_ATTR {
-          const Two<Vec<T>> a = x.terms(at), b = h.terms(at);
-          return Terms<T, 4>{{a.first, a.second, b.first, b.second}};
-        });
-        x.finish_sums(work.spec.centre, n, totals[0], totals[1]);
-        h.finish_sums(work.spec.centre, n, totals[2], totals[3]);
-        for_each_vector<T>(n, [&](auto at) HWY_ATTR {
-          const Vec<T> pre_x = at.load(x.pre), pre_h = at.load(h.pre);
-          at.store(r.da_x + begin, x.gradient(at, pre_x, dgain_x));
-          at.store(r.da_h + begin, h.gradient(at, pre_h, dgain_h));
-        });
-      } else {
-        const auto totals = sums<T, 2>(n, [&](auto at) HWY_ATTR {
-          const Two<Vec<T>> a = x.terms(at);
-          return Terms<T, 2>{{a.first, a.second}};
-        });
-        x.finish_sums(work.spec.centre, n, totals[0], totals[1]);
-        for_each_vector<T>(n, [&](auto at) HWY_ATTR { at.store(r.da_x + begin, x.gradient(at, at.load(x.pre), dgain_x)); });
-      }
+  constexpr int K = two ? 4 : 2;
+  const auto totals = row_sums<kRows, K, T>(n, [&](auto at, int r) HWY_ATTR {
+    const Two<Vec<T>> a = x[r].terms(at, at.load(gain_x));
+    if constexpr (two) {
+      const Two<Vec<T>> b = h[r].terms(at, at.load(gain_h));
+      return Terms<T, K>{{a.first, a.second, b.first, b.second}};
+    } else {
+      return Terms<T, K>{{a.first, a.second}};
     }
+  });
+  for (int r = 0; r < kRows; ++r) {
+    const auto& t = totals[static_cast<size_t>(r)];
+    x[r].finish_sums(work.spec.centre, n, t[0], t[1]);
+    if constexpr (two) h[r].finish_sums(work.spec.centre, n, t[2], t[3]);
   }
+  T* const dgain_x = sums ? sums + (two ? at_sum.gain_ih : at_sum.gain_hh) + begin : nullptr;
+  T* const dgain_h = sums ? sums + at_sum.gain_hh + begin : nullptr;
+  for_each_vector<T>(n, [&](auto at) HWY_ATTR {
+    const Vec<T> gx = at.load(gain_x), gh = at.load(gain_h);
+    Vec<T> sum_x = sums ? at.load(dgain_x) : zero<T>(), sum_h = sums && two ? at.load(dgain_h) : zero<T>();
+    for (int r = 0; r < kRows; ++r) {
+      const Vec<T> pre_x = at.load(x[r].pre), pre_h = two ? at.load(h[r].pre) : pre_x;
+      at.store(rows[r].da_x + begin, x[r].gradient(at, pre_x, gx, sum_x));
+      if constexpr (two) at.store(rows[r].da_h + begin, h[r].gradient(at, pre_h, gh, sum_h));
+    }
+    if (!sums) return;
+    at.store(dgain_x, sum_x);
+    if (two) at.store(dgain_h, sum_h);
+  });
 }
 
-// From the gradient of h to those of o (in pre_x) and of tanh's argument: c's own, added to dc, or K(c)'s. k: K(c) where it was formed already;
-// its gradient is left in dh.
-template <class T>
-void lstm_output_backward(const RecurrentBackward<T>& work, const BackwardRow<T>& r, const T* k) {
+/// target += the sum of the rows' f(row)[at] over n elements.
+template <int kRows, class T, class F>
+HWY_INLINE void add_rows(T* target, int64_t n, F&& f) {
+  for_each_vector<T>(n, [&](auto at) HWY_ATTR {
+    Vec<T> total = at.load(target);
+    for (int r = 0; r < kRows; ++r) total = hn::Add(total, at.load(f(r)));
+    at.store(target, total);
+  });
+}
+
+template <class T, RecurrentCell cell, TermNorm norm, int kRows>
+void some_terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums) {
+  using S = Segments<cell, norm>;
   const int64_t hidden = work.spec.hidden;
-  const T* const o = r.gates + 3 * hidden;
-  // Gives the gradient of the argument, whose values are k_at(at).
-  const auto argument = [&](auto at, Vec<T> k_at) HWY_ATTR {
-    const Vec<T> t = tanh(k_at), o_at = at.load(o), dh = hn::Add(at.load(r.dy), at.load(r.dh));
-    at.store(r.pre_x + 3 * hidden, hn::Mul(hn::Mul(dh, t), sigmoid_slope(o_at)));
-    return hn::Mul(hn::Mul(dh, o_at), tanh_slope(t));
-  };
-  if (k) return for_each_vector<T>(hidden, [&](auto at) HWY_ATTR { at.store(r.dh, argument(at, at.load(k))); });
-  if (!work.spec.normalise_c)
-    return for_each_vector<T>(hidden, [&](auto at) HWY_ATTR { at.store(r.dc, hn::Add(at.load(r.dc), argument(at, at.load(r.raw_c)))); });
-
-  const RecurrentSums sums_at(work.spec);
-  const T *const gain = work.parts.gain_c, *const bias = work.parts.bias_c;
-  NormTerm<T> term(r.raw_c, gain, r.dh, r.statistics + work.spec.statistics() - 3);
-  for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
-    const Vec<T> dk = argument(at, hn::MulAdd(term.x_hat(at.load(r.raw_c)), at.load(gain), at.load(bias)));
-    at.store(r.dh, work.spec.carry ? hn::Add(dk, at.load(r.dc)) : dk);
-  });
-  const auto totals = sums<T, 2>(hidden, [&](auto at) HWY_ATTR {
-    const Two<Vec<T>> a = term.terms(at);
-    return Terms<T, 2>{{a.first, a.second}};
-  });
-  term.finish_sums(work.spec.centre, hidden, totals[0], totals[1]);
-  T* const dgain = r.sums ? r.sums + sums_at.gain_c : nullptr;
-  if (r.sums) add_to(r.sums + sums_at.bias_c, hidden, [&](auto at) HWY_ATTR { return at.load(r.dh); });
-  for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
-    const Vec<T> dc = term.gradient(at, at.load(r.dh), dgain);
-    at.store(r.dc, work.spec.carry ? dc : hn::Add(dc, at.load(r.dc)));
-  });
+  const RecurrentSums at_sum(work.spec);
+  if (sums) {
+    add_rows<kRows>(sums + at_sum.bias, S::gates * hidden, [&](int r) { return rows[r].pre_x; });
+    if (cell == RecurrentCell::gru) add_rows<kRows>(sums + at_sum.n_bias, hidden, [&](int r) { return rows[r].pre_h + 2 * hidden; });
+  }
+  if constexpr (norm == TermNorm::terms || norm == TermNorm::gates)
+    for (int s = 0; s < S::count; ++s) segment_backward<T, cell, norm, kRows>(work, rows, sums, s);
 }
 
-// From the gradient of c to those of i, f, g and of the c before.
-template <class T>
-void lstm_gates_backward(const RecurrentBackward<T>& work, const BackwardRow<T>& r) {
+// From the gradients of the summed inputs to those of a_x and a_h, and the sums of biases and gains. Rows are added one after the other, whether they
+// come as a group or alone.
+template <class T, RecurrentCell cell, TermNorm norm>
+void terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
+  if (count == kGroup) return some_terms_backward<T, cell, norm, kGroup>(work, rows, sums);
+  for (int i = 0; i < count; ++i) some_terms_backward<T, cell, norm, 1>(work, rows + i, sums);
+}
+
+// Gives the gradient of tanh's argument k, and writes that of o into pre_x.
+template <class T, class At>
+HWY_INLINE Vec<T> argument_gradient(const BackwardRow<T>& r, int64_t hidden, At at, Vec<T> k) {
+  const Vec<T> t = tanh(k), o = at.load(r.gates + 3 * hidden), dh = hn::Add(at.load(r.dy), at.load(r.dh));
+  at.store(r.pre_x + 3 * hidden, hn::Mul(hn::Mul(dh, t), sigmoid_slope(o)));
+  return hn::Mul(hn::Mul(dh, o), tanh_slope(t));
+}
+
+// From the gradient of c, dc_at(at), to those of i, f, g (in pre_x) and of the c before (in dc).
+template <class T, class Gradient>
+HWY_INLINE void lstm_gates_backward(const RecurrentBackward<T>& work, const BackwardRow<T>& r, Gradient dc_at) {
   const int64_t hidden = work.spec.hidden;
   const auto finish = [&](auto before) HWY_ATTR {
     for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
-      const Vec<T> i = at.load(r.gates), f = at.load(r.gates + hidden), g = at.load(r.gates + 2 * hidden), dc = at.load(r.dc);
+      const Vec<T> dc = dc_at(at), i = at.load(r.gates), f = at.load(r.gates + hidden), g = at.load(r.gates + 2 * hidden);
       at.store(r.pre_x, hn::Mul(hn::Mul(dc, g), sigmoid_slope(i)));
       at.store(r.pre_x + hidden, hn::Mul(hn::Mul(dc, before(at)), sigmoid_slope(f)));
       at.store(r.pre_x + 2 * hidden, hn::Mul(hn::Mul(dc, i), tanh_slope(g)));
@@ -166,11 +166,46 @@ void lstm_gates_backward(const RecurrentBackward<T>& work, const BackwardRow<T>&
   finish([&](auto at) HWY_ATTR { return hn::MulAdd(x_hat(at.load(r.c_before)), at.load(work.parts.gain_c), at.load(work.parts.bias_c)); });
 }
 
+template <class T>
+void plain_lstm_row(const RecurrentBackward<T>& work, const BackwardRow<T>& r) {
+  const int64_t hidden = work.spec.hidden;
+  lstm_gates_backward<T>(work, r, [&](auto at) HWY_ATTR { return hn::Add(at.load(r.dc), argument_gradient(r, hidden, at, at.load(r.raw_c))); });
+}
+
+// With K over the row. dk, the gradient of K(c), passes through dh.
+template <class T>
+void normalised_lstm_row(const RecurrentBackward<T>& work, const BackwardRow<T>& r, T* sums) {
+  const int64_t hidden = work.spec.hidden;
+  const bool carry = work.spec.carry;
+  const RecurrentSums at_sum(work.spec);
+  const T *const gain = work.parts.gain_c, *const bias = work.parts.bias_c;
+  NormTerm<T> term(r.raw_c, r.dh, r.statistics + work.spec.statistics() - 3);
+  const auto totals = lamina::kernels::HWY_NAMESPACE::sums<T, 2>(hidden, [&](auto at) HWY_ATTR {
+    const Vec<T> normal = term.x_hat()(at.load(r.raw_c)), gain_at = at.load(gain);
+    Vec<T> dk = argument_gradient(r, hidden, at, hn::MulAdd(normal, gain_at, at.load(bias)));
+    if (carry) dk = hn::Add(dk, at.load(r.dc));
+    at.store(r.dh, dk);
+    const Vec<T> a = hn::Mul(dk, gain_at);
+    return Terms<T, 2>{{a, hn::Mul(a, normal)}};
+  });
+  term.finish_sums(work.spec.centre, hidden, totals[0], totals[1]);
+  T *const dgain = sums ? sums + at_sum.gain_c : nullptr, *const dbias = sums ? sums + at_sum.bias_c : nullptr;
+  lstm_gates_backward<T>(work, r, [&](auto at) HWY_ATTR {
+    const Vec<T> dk = at.load(r.dh);
+    Vec<T> gain_sum = sums ? at.load(dgain) : zero<T>();
+    const Vec<T> dc = term.gradient(at, dk, at.load(gain), gain_sum);
+    if (sums) {
+      at.store(dgain, gain_sum);
+      at.store(dbias, hn::Add(at.load(dbias), dk));
+    }
+    return carry ? dc : hn::Add(dc, at.load(r.dc));
+  });
+}
+
 template <class T, TermNorm norm>
-void lstm_row(const RecurrentBackward<T>& work, const BackwardRow<T>& r) {
-  lstm_output_backward<T>(work, r, nullptr);
-  lstm_gates_backward(work, r);
-  terms_backward<T, RecurrentCell::lstm, norm>(work, r);
+void lstm_group(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
+  for (int i = 0; i < count; ++i) work.spec.normalise_c ? normalised_lstm_row<T>(work, rows[i], sums) : plain_lstm_row<T>(work, rows[i]);
+  terms_backward<T, RecurrentCell::lstm, norm>(work, rows, count, sums);
 }
 
 template <class T, TermNorm norm>
@@ -199,33 +234,42 @@ void gru_row(const RecurrentBackward<T>& work, const BackwardRow<T>& r) {
   } else {
     finish([&](auto at) HWY_ATTR { return at.load(r.n_term); });
   }
-  terms_backward<T, RecurrentCell::gru, norm>(work, r);
 }
 
 template <class T, TermNorm norm>
-void rnn_row(const RecurrentBackward<T>& work, const BackwardRow<T>& r) {
-  for_each_vector<T>(work.spec.hidden,
-                     [&](auto at) HWY_ATTR { at.store(r.pre_x, hn::Mul(hn::Add(at.load(r.dy), at.load(r.dh)), tanh_slope(at.load(r.y)))); });
-  terms_backward<T, RecurrentCell::rnn, norm>(work, r);
+void gru_group(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
+  for (int i = 0; i < count; ++i) gru_row<T, norm>(work, rows[i]);
+  terms_backward<T, RecurrentCell::gru, norm>(work, rows, count, sums);
 }
-
-template <class T>
-using RowFn = void (*)(const RecurrentBackward<T>&, const BackwardRow<T>&);
 
 template <class T, TermNorm norm>
-RowFn<T> row_of(RecurrentCell cell) {
-  return cell == RecurrentCell::lstm ? lstm_row<T, norm> : cell == RecurrentCell::gru ? gru_row<T, norm> : rnn_row<T, norm>;
+void rnn_group(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
+  for (int i = 0; i < count; ++i) {
+    const BackwardRow<T>& r = rows[i];
+    for_each_vector<T>(work.spec.hidden,
+                       [&](auto at) HWY_ATTR { at.store(r.pre_x, hn::Mul(hn::Add(at.load(r.dy), at.load(r.dh)), tanh_slope(at.load(r.y)))); });
+  }
+  terms_backward<T, RecurrentCell::rnn, norm>(work, rows, count, sums);
+}
+
+/// Takes up to kGroup rows through the cell.
+template <class T>
+using GroupFn = void (*)(const RecurrentBackward<T>&, const BackwardRow<T>*, int, T*);
+
+template <class T, TermNorm norm>
+GroupFn<T> group_of(RecurrentCell cell) {
+  return cell == RecurrentCell::lstm ? lstm_group<T, norm> : cell == RecurrentCell::gru ? gru_group<T, norm> : rnn_group<T, norm>;
 }
 
 template <class T>
-RowFn<T> row_of(const RecurrentSpec& spec) {
-  if (spec.norm == TermNorm::terms) return row_of<T, TermNorm::terms>(spec.cell);
-  if (spec.norm == TermNorm::gates) return lstm_row<T, TermNorm::gates>;
-  return row_of<T, TermNorm::none>(spec.cell);
+GroupFn<T> group_of(const RecurrentSpec& spec) {
+  if (spec.norm == TermNorm::terms) return group_of<T, TermNorm::terms>(spec.cell);
+  if (spec.norm == TermNorm::gates) return lstm_group<T, TermNorm::gates>;
+  return group_of<T, TermNorm::none>(spec.cell);
 }
 
 template <class T>
-BackwardRow<T> row_at(const RecurrentBackward<T>& w, int64_t step, int64_t row, T* sums) {
+BackwardRow<T> row_at(const RecurrentBackward<T>& w, int64_t step, int64_t row) {
   const int64_t hidden = w.spec.hidden, width = w.spec.width(), numbers = w.spec.statistics();
   const auto at = [&](const auto& array, int64_t of) { return array.row(w.steps, step, row, of); };
   const auto before = [&](const OverTime<const T>& array, const T* start, int64_t of) {
@@ -241,7 +285,6 @@ BackwardRow<T> row_at(const RecurrentBackward<T>& w, int64_t step, int64_t row, 
   r.da_x = r.pre_x = at(w.da_x, width);
   r.da_h = r.pre_h = at(w.da_h, width);
   if (w.spec.cell != RecurrentCell::gru) r.pre_h = r.pre_x;
-  r.sums = sums;
   return r;
 }
 
@@ -269,8 +312,18 @@ class BlockSums {
 };
 
 template <class T>
+void cells(const RecurrentBackward<T>& w, GroupFn<T> group, int64_t step, Range rows, T* sums) {
+  for (int64_t begin = rows.begin; begin < rows.end; begin += kGroup) {
+    BackwardRow<T> r[kGroup];
+    const int count = static_cast<int>(std::min<int64_t>(kGroup, rows.end - begin));
+    for (int i = 0; i < count; ++i) r[i] = row_at(w, step, begin + i);
+    group(w, r, count, sums);
+  }
+}
+
+template <class T>
 void walk(const RecurrentBackward<T>& w) {
-  const RowFn<T> cell = row_of<T>(w.spec);
+  const GroupFn<T> group = group_of<T>(w.spec);
   const RowBlocks blocks(w.steps.batch);
   const BlockSums<T> sums(w, blocks);
   const int64_t hidden = w.spec.hidden, width = w.spec.width();
@@ -281,7 +334,7 @@ void walk(const RecurrentBackward<T>& w) {
     for (int64_t step = w.steps.last - 1; step >= w.steps.first; --step) {
       const int64_t alive = w.steps.alive[step];
       for (int64_t block = share.blocks.begin; block < share.blocks.end; ++block)
-        for (int64_t row = blocks.begin(block); row < std::min(alive, blocks.begin(block + 1)); ++row) cell(w, row_at(w, step, row, sums.of(block)));
+        cells(w, group, step, {blocks.begin(block), std::min(alive, blocks.begin(block + 1))}, sums.of(block));
       share.meet();
       if (step > 0 || w.to_start) share_of_product<T>(share.product_rows(alive), share.panels, da.row(w.steps, step, 0, width), width, *w.weight, dh);
       share.meet();
@@ -327,7 +380,7 @@ void walk_by_columns(const RecurrentBackward<T>& w) {
     const auto for_rows = [&](auto&& f) {
       parallel_for(alive, std::max<int64_t>(1, 4096 / hidden), [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
-          BackwardRow<T> r = row_at<T>(w, step, row, nullptr);
+          BackwardRow<T> r = row_at<T>(w, step, row);
           r.pre_x = x.data() + row * width, r.pre_h = gru ? h.data() + row * width : r.pre_x;
           f(row, r);
         }
@@ -339,14 +392,19 @@ void walk_by_columns(const RecurrentBackward<T>& w) {
       const ColumnStatistics<const T>& s = w.c_columns;
       CpuBackend::norm<T>().channel_forward(channels, c, s.mean + step * hidden, s.shift ? s.shift + step * hidden : nullptr, s.rstd + step * hidden,
                                             w.parts.gain_c, w.parts.bias_c, k.data());
-      for_rows([&](int64_t row, const BackwardRow<T>& r) { lstm_output_backward<T>(w, r, k.data() + row * hidden); });
+      for_rows([&](int64_t row, const BackwardRow<T>& r) HWY_ATTR {
+        const T* const k_row = k.data() + row * hidden;
+        for_each_vector<T>(hidden, [&](auto v) HWY_ATTR { v.store(r.dh, argument_gradient(r, hidden, v, v.load(k_row))); });
+      });
       through(alive, hidden, step, s, c, w.parts.gain_c, w.dh, dc.data(), at.gain_c, at.bias_c);
       for_rows([&](int64_t row, const BackwardRow<T>& r) HWY_ATTR {
-        add_to(r.dc, hidden, [&](auto v) HWY_ATTR { return v.load(dc.data() + row * hidden); });
-        lstm_gates_backward(w, r);
+        const T* const dc_row = dc.data() + row * hidden;
+        lstm_gates_backward<T>(w, r, [&](auto v) HWY_ATTR { return hn::Add(v.load(r.dc), v.load(dc_row)); });
       });
     } else {
-      for_rows([&](int64_t, const BackwardRow<T>& r) { gru ? gru_row<T, TermNorm::columns>(w, r) : rnn_row<T, TermNorm::columns>(w, r); });
+      for_rows([&](int64_t, const BackwardRow<T>& r) {
+        gru ? gru_group<T, TermNorm::columns>(w, &r, 1, nullptr) : rnn_group<T, TermNorm::columns>(w, &r, 1, nullptr);
+      });
     }
     T *const da_x = w.da_x.row(w.steps, step, 0, width), *const da_h = w.da_h.row(w.steps, step, 0, width);
     through(alive, width, step, w.x_columns, w.a_x.row(w.steps, step, 0, width), w.parts.gain_ih, x.data(), da_x, at.gain_ih, at.bias);

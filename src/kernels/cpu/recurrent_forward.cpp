@@ -32,11 +32,22 @@ struct SummedInputs {
   static constexpr bool two = norm == TermNorm::terms || norm == TermNorm::columns || cell == RecurrentCell::gru;
 
   SummedInputs(const RecurrentForward<T>& work, const ForwardRow<T>& r)
-      : hidden(work.spec.hidden), a_x(r.a_x), a_h(r.a_h), statistics(r.statistics), parts(work.parts) {
+      : hidden(work.spec.hidden), a_x(r.a_x), a_h(r.a_h), statistics(r.statistics), parts(work.parts) {}
+
+  /// The statistics of a group of rows.
+  static void measure(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
     if constexpr (normalised)
       for (int s = 0; s < S::count; ++s) {
-        measure_into(work.spec, S::size(s) * hidden, a_x + S::first(s) * hidden, r.statistics + 3 * s);
-        if constexpr (two) measure_into(work.spec, S::size(s) * hidden, a_h + S::first(s) * hidden, r.statistics + 3 * (S::count + s));
+        const int64_t begin = S::first(s) * work.spec.hidden, width = S::size(s) * work.spec.hidden;
+        constexpr int terms = two ? 2 : 1;
+        const T* x[terms * kGroup];
+        T* statistics[terms * kGroup];
+        for (int i = 0; i < kGroup; ++i) {
+          const ForwardRow<T>& r = rows[std::min(i, count - 1)];
+          x[i] = r.a_x + begin, statistics[i] = r.statistics + 3 * s;
+          if constexpr (two) x[kGroup + i] = r.a_h + begin, statistics[kGroup + i] = r.statistics + 3 * (S::count + s);
+        }
+        measure_into<terms * kGroup, T>(work.spec, width, x, statistics);
       }
   }
 
@@ -84,6 +95,17 @@ void lstm_gates(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
   });
 }
 
+template <class T>
+void measure_c(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
+  const T* x[kGroup];
+  T* statistics[kGroup];
+  for (int i = 0; i < kGroup; ++i) {
+    const ForwardRow<T>& r = rows[std::min(i, count - 1)];
+    x[i] = r.c, statistics[i] = r.statistics + work.spec.statistics() - 3;
+  }
+  measure_into<kGroup, T>(work.spec, work.spec.hidden, x, statistics);
+}
+
 // From c, or K(c) where it was formed already (k), to h.
 template <class T>
 void lstm_output(const RecurrentForward<T>& work, const ForwardRow<T>& r, const T* k) {
@@ -100,9 +122,7 @@ void lstm_output(const RecurrentForward<T>& work, const ForwardRow<T>& r, const 
     const T* const c = k ? k : r.c;
     return finish([=](auto at) HWY_ATTR { return at.load(c); });
   }
-  T* const statistics = r.statistics + work.spec.statistics() - 3;
-  measure_into(work.spec, hidden, r.c, statistics);
-  const Normaliser<T> x_hat(statistics);
+  const Normaliser<T> x_hat(r.statistics + work.spec.statistics() - 3);
   const T *const gain = work.parts.gain_c, *const bias = work.parts.bias_c;
   finish([&](auto at) HWY_ATTR {
     const Vec<T> normal = hn::MulAdd(x_hat(at.load(r.c)), at.load(gain), at.load(bias));
@@ -112,9 +132,12 @@ void lstm_output(const RecurrentForward<T>& work, const ForwardRow<T>& r, const 
 }
 
 template <class T, TermNorm norm>
-void lstm_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
-  lstm_gates<T, norm>(work, r);
-  if (norm != TermNorm::columns) lstm_output<T>(work, r, nullptr);
+void lstm_group(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
+  SummedInputs<T, RecurrentCell::lstm, norm>::measure(work, rows, count);
+  for (int i = 0; i < count; ++i) lstm_gates<T, norm>(work, rows[i]);
+  if (norm == TermNorm::columns) return;  // the output waits for K
+  if (work.spec.normalise_c) measure_c(work, rows, count);
+  for (int i = 0; i < count; ++i) lstm_output<T>(work, rows[i], nullptr);
 }
 
 template <class T, TermNorm norm>
@@ -144,23 +167,36 @@ void rnn_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
   });
 }
 
-template <class T>
-using RowFn = void (*)(const RecurrentForward<T>&, const ForwardRow<T>&);
+template <class T, TermNorm norm>
+void gru_group(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
+  SummedInputs<T, RecurrentCell::gru, norm>::measure(work, rows, count);
+  for (int i = 0; i < count; ++i) gru_row<T, norm>(work, rows[i]);
+}
 
 template <class T, TermNorm norm>
-RowFn<T> row_of(RecurrentCell cell) {
-  return cell == RecurrentCell::lstm ? lstm_row<T, norm> : cell == RecurrentCell::gru ? gru_row<T, norm> : rnn_row<T, norm>;
+void rnn_group(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
+  SummedInputs<T, RecurrentCell::rnn, norm>::measure(work, rows, count);
+  for (int i = 0; i < count; ++i) rnn_row<T, norm>(work, rows[i]);
+}
+
+/// Takes up to kGroup rows through the cell.
+template <class T>
+using GroupFn = void (*)(const RecurrentForward<T>&, const ForwardRow<T>*, int);
+
+template <class T, TermNorm norm>
+GroupFn<T> group_of(RecurrentCell cell) {
+  return cell == RecurrentCell::lstm ? lstm_group<T, norm> : cell == RecurrentCell::gru ? gru_group<T, norm> : rnn_group<T, norm>;
 }
 
 template <class T>
-RowFn<T> row_of(const RecurrentSpec& spec) {
+GroupFn<T> group_of(const RecurrentSpec& spec) {
   switch (spec.norm) {
-    case TermNorm::none: return row_of<T, TermNorm::none>(spec.cell);
-    case TermNorm::terms: return row_of<T, TermNorm::terms>(spec.cell);
-    case TermNorm::gates: return lstm_row<T, TermNorm::gates>;
+    case TermNorm::none: return group_of<T, TermNorm::none>(spec.cell);
+    case TermNorm::terms: return group_of<T, TermNorm::terms>(spec.cell);
+    case TermNorm::gates: return lstm_group<T, TermNorm::gates>;
     case TermNorm::columns: break;
   }
-  return row_of<T, TermNorm::columns>(spec.cell);
+  return group_of<T, TermNorm::columns>(spec.cell);
 }
 
 template <class T>
@@ -176,6 +212,16 @@ ForwardRow<T> row_at(const RecurrentForward<T>& w, int64_t step, int64_t row) {
           at(w.y, hidden),
           at(w.n_term, hidden),
           at(w.statistics, w.spec.statistics())};
+}
+
+template <class T>
+void cells(const RecurrentForward<T>& w, GroupFn<T> group, int64_t step, Range rows) {
+  for (int64_t begin = rows.begin; begin < rows.end; begin += kGroup) {
+    ForwardRow<T> r[kGroup];
+    const int count = static_cast<int>(std::min<int64_t>(kGroup, rows.end - begin));
+    for (int i = 0; i < count; ++i) r[i] = row_at(w, step, begin + i);
+    group(w, r, count);
+  }
 }
 
 /// A share of a step's recurrent product.
@@ -194,15 +240,14 @@ void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panel
 
 template <class T>
 void walk(const RecurrentForward<T>& w) {
-  const RowFn<T> cell = row_of<T>(w.spec);
+  const GroupFn<T> group = group_of<T>(w.spec);
   detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) HWY_ATTR {
     const Share share(team, w.steps, panel_count(*w.weight), kTileRows);
     for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
       const int64_t alive = w.steps.alive[step];
       product(w, step, share.product_rows(alive), share.panels);
       share.meet();
-      const Range mine = share.cell_rows(alive);
-      for (int64_t row = mine.begin; row < mine.end; ++row) cell(w, row_at(w, step, row));
+      cells(w, group, step, share.cell_rows(alive));
       share.meet();
     }
   });
@@ -225,7 +270,7 @@ template <class T>
 void walk_by_columns(const RecurrentForward<T>& w) {
   const int64_t hidden = w.spec.hidden, width = w.spec.width();
   const Scratch<T> x(w.steps.batch * width), h(w.steps.batch * width), k(w.steps.batch * hidden);
-  const RowFn<T> cell = row_of<T>(w.spec);
+  const GroupFn<T> group = group_of<T>(w.spec);
   for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
     const int64_t alive = w.steps.alive[step];
     T* const a_h = w.a_h.row(w.steps, step, 0, width);
@@ -244,7 +289,7 @@ void walk_by_columns(const RecurrentForward<T>& w) {
         }
       });
     };
-    for_rows([&](int64_t, const ForwardRow<T>& r) { cell(w, r); });
+    for_rows([&](int64_t, const ForwardRow<T>& r) { group(w, &r, 1); });
     if (w.spec.cell != RecurrentCell::lstm) continue;
     normalise_columns<T>(w.spec, alive, hidden, step, w.c_columns, w.c, w.parts.gain_c, w.parts.bias_c, k.data());
     for_rows([&](int64_t row, const ForwardRow<T>& r) { lstm_output<T>(w, r, k.data() + row * hidden); });

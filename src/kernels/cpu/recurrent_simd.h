@@ -23,10 +23,18 @@ struct Normaliser {
   Vec<T> mean, rstd, rest;
 };
 
-template <class T>
-HWY_INLINE void measure_into(const RecurrentSpec& spec, int64_t n, const T* x, T* statistics) {
-  const Statistics<T> s = measure(spec.centre, spec.eps, n, x);
-  statistics[0] = s.mean, statistics[1] = s.rstd, statistics[2] = -s.shift * s.rstd;
+/// Sequences that a thread takes through a cell together: what belongs to the columns is loaded once for all of them, and sums over a row hide each
+/// other's latency.
+constexpr int kGroup = 4;
+
+/// Statistics of kRows rows into arrays of three numbers. Rows may be given twice.
+template <int kRows, class T>
+void measure_into(const RecurrentSpec& spec, int64_t n, const T* const (&x)[kRows], T* const (&statistics)[kRows]) {
+  const auto measured = measure_rows<kRows, T>(spec.centre, spec.eps, n, x);
+  for (int r = 0; r < kRows; ++r) {
+    const Statistics<T>& s = measured[static_cast<size_t>(r)];
+    statistics[r][0] = s.mean, statistics[r][1] = s.rstd, statistics[r][2] = -s.shift * s.rstd;
+  }
 }
 
 /// How many runs of a row have statistics of their own, how many gates are in each, and in which one a gate is.
