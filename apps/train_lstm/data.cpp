@@ -231,6 +231,8 @@ Data load_csv(const Options& o) {
     throw InputError(
         fmt::format("--norm: batch keeps statistics for each step over a batch, and needs sequences of one length, got {} to {} steps ({})", shortest,
                     longest, o.file));
+  if (training.size() < 2 && std::ranges::count(norms_of(o), "batch") > 0)
+    throw InputError(fmt::format("--norm: batch needs at least 2 sequences to train on, got {} ({})", training.size(), o.file));
   Data data{recipe_of(o), 0, {}, {}};
   data.recipe.id = o.id;
   data.recipe.classify = o.classify;

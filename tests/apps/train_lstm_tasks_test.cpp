@@ -177,6 +177,7 @@ TEST_CASE("bad tables are refused with line numbers before anything is written",
   refused(head + "a,1,u\na,1,u\nb,1,v\nc,1,v\n",
           "batch keeps statistics for each step over a batch, and needs sequences of one length, got 1 to 2 steps",
           {"--classify", "label", "--norm", "batch"});
+  refused(head + "a,1,u\nb,1,v\n", "batch needs at least 2 sequences to train on, got 1", {"--classify", "label", "--norm", "batch"});
 }
 
 TEST_CASE("images by rows and by pixels learn, evaluate and predict from the checkpoint alone", "[apps][lstm]") {
