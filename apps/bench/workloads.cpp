@@ -6,6 +6,7 @@
 
 #include <array>
 #include <memory>
+#include <utility>
 
 namespace bench {
 
@@ -78,49 +79,6 @@ Workload recurrent_step(const std::string& norm, int64_t T, int64_t N, int64_t C
   return {fmt::format("step/{}-t{}-n{}-c{}-h{}", norm == "none" ? "lstm" : "ln-lstm", T, N, C, H), work, make};
 }
 
-// An op forward and backward with a given cotangent; the gradient tensors of input and parameters are dropped before each run.
-std::function<std::function<void()>()> op_run(const Shape& shape, const std::function<std::function<Tensor(const Tensor&)>()>& layer) {
-  return [=]() -> std::function<void()> {
-    Rng rng(3);
-    Tensor x = randn(shape, rng);
-    x.set_requires_grad();
-    const Tensor w = randn(shape, rng);
-    const auto f = layer();
-    return [=]() mutable {
-      x.zero_grad();
-      f(x).backward(w);
-    };
-  };
-}
-
-template <class Layer>
-std::function<std::function<Tensor(const Tensor&)>()> fresh(std::function<Layer()> build) {
-  return [build]() -> std::function<Tensor(const Tensor&)> {
-    auto layer = std::make_shared<Layer>(build());
-    return [layer](const Tensor& x) {
-      layer->zero_grad();
-      return (*layer)(x);
-    };
-  };
-}
-
-// Forward x -> y, backward x, dy -> dx.
-Workload layer_norm(int64_t rows, int64_t width) {
-  const int64_t bytes = 4 * rows * width;
-  return {fmt::format("op/layer_norm-{}x{}", rows, width),
-          {0, {{bytes, 1, 1, 0}, {bytes, 2, 1, 0}}},
-          op_run({rows, width}, fresh<nn::LayerNorm>([width] { return nn::LayerNorm(width); }))};
-}
-
-// The statistics need a pass of their own: x, then x -> y; backward x and dy, then x, dy -> dx.
-Workload batch_norm(const std::string& name, const Shape& shape) {
-  const int64_t bytes = 4 * shape.numel();
-  const int64_t channels = shape[1];
-  return {"op/batch_norm-" + name,
-          {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}, {bytes, 2, 0, 0}, {bytes, 2, 1, 0}}},
-          op_run(shape, fresh<nn::BatchNorm1d>([channels] { return nn::BatchNorm1d(channels); }))};
-}
-
 Workload adam_update(int64_t n) {
   const auto make = [n]() -> std::function<void()> {
     struct State {
@@ -148,9 +106,7 @@ std::vector<Workload> workloads() {
   for (const std::string norm : {"none", "layer"})
     for (const auto& [T, N, C, H] : {std::array<int64_t, 4>{28, 128, 28, 128}, {100, 32, 128, 256}, {64, 64, 256, 512}, {128, 8, 400, 400}})
       all.push_back(recurrent_step(norm, T, N, C, H));
-  for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{128, 1000}, {4096, 768}, {65536, 256}}) all.push_back(layer_norm(rows, width));
-  all.push_back(batch_norm("128x1000", {128, 1000}));
-  all.push_back(batch_norm("32x64x28x28", {32, 64, 28 * 28}));
+  for (Workload& workload : norm_workloads()) all.push_back(std::move(workload));
   all.push_back(adam_update(10'000'000));
   return all;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// The named workloads: the same names and the same work as scripts/peer_pytorch.py.
+// The named workloads: the same names and the same work as scripts/peer_pytorch.py, and some of our own.
 
 #include <functional>
 #include <string>
@@ -16,5 +16,6 @@ struct Workload {
 };
 
 std::vector<Workload> workloads();
+std::vector<Workload> norm_workloads();  // part of them
 
 }  // namespace bench
