@@ -42,7 +42,9 @@ CatchWarnings::CatchWarnings() {
 
 CatchWarnings::~CatchWarnings() {
   const std::lock_guard lock(told().mutex);
-  told().innermost = outer_;
+  CatchWarnings** link = &told().innermost;
+  while (*link != this) link = &(*link)->outer_;  // one of another thread may have come in between
+  *link = outer_;
 }
 
 std::vector<std::string> CatchWarnings::texts() const {

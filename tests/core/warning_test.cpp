@@ -1,5 +1,6 @@
 #include <lamina/core/warning.h>
 
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -20,6 +21,17 @@ TEST_CASE("a warning is told once, to the innermost who catches") {
   warn("here", "three");
   warn("there", "three");
   CHECK(outer.texts() == std::vector<std::string>{"[here] one", "[here] three", "[there] three"});
+}
+
+TEST_CASE("those who catch warnings may go in any order, as those of several threads do") {
+  auto first = std::make_unique<CatchWarnings>(), second = std::make_unique<CatchWarnings>();
+  first.reset();
+  warn("here", "one");
+  CHECK(second->texts() == std::vector<std::string>{"[here] one"});
+  const CatchWarnings third;
+  second.reset();
+  warn("here", "two");
+  CHECK(third.texts() == std::vector<std::string>{"[here] two"});
 }
 
 TEST_CASE("warnings come from any thread") {
