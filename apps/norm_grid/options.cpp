@@ -75,7 +75,7 @@ void add_files(CLI::App& app, Options& o) {
 void add_model(CLI::App& app, Options& o) {
   const std::string group = o.comparison ? "Model" : "Choices the paper leaves open: model";
   if (o.comparison) {
-    app.add_option("--depth", o.depth, "Hidden layers")->group(group)->type_name("N")->transform(cli::whole_at_least(1));
+    app.add_option("--depth", o.depth, "Hidden layers, at most 10,000")->group(group)->type_name("N")->transform(cli::whole_at_least(1));
     app.add_option("--width", o.width, "Units of each")->group(group)->type_name("N")->transform(cli::whole_at_least(1));
     app.add_option("--dropout", o.dropout, "Part of the hidden units dropped in training, after the ReLU")
         ->group(group)
@@ -196,6 +196,25 @@ void check(const Options& o) {
   if (o.threads > 1024) throw InputError(fmt::format("--threads: expected at most 1024, got {}", o.threads));
 }
 
+// The preset that --preset names, on the command line or in the file for options; the first where none is named. --help shows its values, too.
+Options defaults(const Program& program, int argc, char** argv) {
+  std::string name;
+  if (program.presets.size() > 1) {
+    CLI::App app;
+    app.set_help_flag("");
+    app.allow_extras();
+    app.set_config("--config");
+    app.add_option("--preset", name);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError&) {  // told of when all options are read
+    }
+  }
+  for (const Options& preset : program.presets)
+    if (preset.preset == name) return preset;
+  return program.presets.front();
+}
+
 bool parse(const Program& program, Options& options, int argc, char** argv) {
   CLI::App app(program.description, options.program);
   cli::set_up(app);
@@ -211,14 +230,9 @@ bool parse(const Program& program, Options& options, int argc, char** argv) {
 }  // namespace
 
 std::optional<Options> parse_options(const Program& program, int argc, char** argv) {
-  Options options = program.presets.front();
+  Options options = defaults(program, argc, argv);
   if (!parse(program, options, argc, argv)) return std::nullopt;
-  for (const Options& preset : program.presets)
-    if (preset.preset == options.preset && options.preset != program.presets.front().preset) {
-      options = preset;  // what was given stands over these defaults as well
-      parse(program, options, argc, argv);
-      break;
-    }
+  if (options.depth > 10'000) throw InputError(fmt::format("--depth: expected at most 10000, got {}", options.depth));
   if (options.comparison) options.hidden.assign(static_cast<size_t>(options.depth), options.width);
   check(options);
   return options;

@@ -146,6 +146,9 @@ double Result::operator[](std::string_view name) const {
 
 std::optional<Result> finished_result(const Options& options, const Cell& cell) {
   const fs::path folder = fs::path(options.out) / cell.name();
+  std::error_code ignored;
+  if (fs::exists(folder, ignored) && !fs::is_directory(folder, ignored))
+    throw InputError(fmt::format("{}: expected a folder for the run, found a file; choose another --out", folder.string()));
   const std::optional<train::PastRun> run = train::find_run(folder, describe(options, cell));
   if (!run) return std::nullopt;
   if (!options.resume) throw InputError(fmt::format("{}: holds a run already; --resume continues it, or choose another --out", folder.string()));

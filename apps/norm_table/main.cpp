@@ -36,14 +36,14 @@ std::optional<Options> parse_options(int argc, char** argv) {
       "norm_table");
   cli::set_up(app);
   app.footer("Exit codes: 0 all cells agree, 1 some do not (with an eps as large as 1e-5 most do not), 2 bad usage or input.");
-  app.add_option("--eps", o.settings.eps, "Of the normalisers; the tables speak of the limit 0")->type_name("X")->check(cli::at_least(0));
+  app.add_option("--eps", o.settings.eps, "Of the normalisers; the tables speak of the limit 0")->type_name("X")->check(cli::from_to(0, 1));
   app.add_option("--factor", o.settings.factor, "What is re-scaled is multiplied by this")->type_name("X")->check(cli::from_to(0.001, 1000));
   app.add_option("--seed", o.settings.seed, "Of weights, gains, biases and data")->type_name("N")->transform(cli::whole_at_least(0));
   app.add_option("--out", o.out, "Write norm_table.json, .svg and .png (a heat map; needs python3 with matplotlib) to this folder")->type_name("DIR");
   app.add_flag("--json", o.json, "Print one line of JSON instead of the tables");
   if (!cli::parse(app, argc, argv)) return std::nullopt;
-  // Nearer to 1 it changes too little for a clear no.
-  if (std::abs(o.settings.factor - 1) < 0.1)
+  // Nearer to 1 it changes too little for a clear no. (1 - 0.9 is below 0.1 by rounding.)
+  if (std::abs(o.settings.factor - 1) < 0.1 - 1e-12)
     throw InputError(fmt::format("--factor: expected a value at least 0.1 from 1, got {}", o.settings.factor));
   return o;
 }
@@ -103,6 +103,11 @@ nlohmann::ordered_json as_json(const Settings& settings, const std::vector<Row>&
 int main(int argc, char** argv) {
   const std::optional<Options> options = parse_options(argc, argv);
   if (!options) return 0;
+  if (!options->out.empty()) {
+    std::error_code error;
+    std::filesystem::create_directories(options->out, error);
+    if (error) throw InputError(fmt::format("--out: cannot make the folder {}: {}", options->out, error.message()));
+  }
   const std::vector<Row> rows = invariances(options->settings);
   const std::vector<Growth> growing = growths(options->settings);
   int disagreeing = 0;
@@ -117,9 +122,6 @@ int main(int argc, char** argv) {
     fmt::print("\n{}\n", disagreeing == 0 ? "Every cell agrees." : fmt::format("{} cells, marked !!, do not agree.", disagreeing));
   }
   if (!options->out.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options->out, error);
-    if (error) throw InputError(fmt::format("--out: cannot make the folder {}: {}", options->out, error.message()));
     const std::string path = (std::filesystem::path(options->out) / "norm_table.json").string();
     io::write_file_atomically(path, json + "\n");
     if (const std::string problem = cli::draw_figure("plot_norms.py", {"table", path, "--out", options->out}); !problem.empty())

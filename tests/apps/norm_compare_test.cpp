@@ -125,6 +125,9 @@ TEST_CASE("norm_compare: a preset sets what is not given") {
   const Ended help = support::run("norm_compare", {"--help"});
   CHECK(help.code == 0);
   CHECK_THAT(help.out, contains("classical or cs231n") && contains("--depth") && contains("mnist or fashion or cifar10") && !contains("--hidden"));
+  const Ended of_preset = support::run("norm_compare", {"--preset", "cs231n", "--help"});
+  CHECK(of_preset.code == 0);
+  CHECK_THAT(of_preset.out, contains("=cs231n\n") && contains("--depth N=5 ") && contains("--batch-sizes LIST=[5,10,50]"));
 }
 
 TEST_CASE("norm_compare: weight decay spares gains and biases") {
@@ -167,10 +170,20 @@ TEST_CASE("norm_compare: CIFAR-10, where its files are") {
   CHECK_THAT(without.err, contains("scripts/fetch_data.sh cifar10 gets it"));
 }
 
+TEST_CASE("norm_compare: a file in a run's place is found before the first run") {
+  const TempDir out;
+  support::put(out / "layer-n16-s1", "no folder");
+  const Ended ended = run(out.path(), {"--norms", "none,layer"});
+  CHECK(ended.code == 2);
+  CHECK_THAT(ended.err, contains("layer-n16-s1: expected a folder for the run, found a file"));
+  CHECK(!fs::exists(out / "none-n16-s1"));
+}
+
 TEST_CASE("norm_compare: bad usage is one line") {
   const auto [options, text] = GENERATE(table<std::vector<std::string>, std::string>({
       {{"--preset", "paper"}, "--preset"},
       {{"--depth", "0"}, "--depth: expected at least 1, got 0"},
+      {{"--depth", "1000000000000"}, "--depth: expected at most 10000, got 1000000000000"},
       {{"--dropout", "1"}, "--dropout"},
       {{"--weight-decay", "-1"}, "--weight-decay: expected at least 0"},
       {{"--bias-init", "warm"}, "--bias-init: "},

@@ -103,10 +103,18 @@ TEST_CASE("norm_table: an eps that is not small does not pass") {
   CHECK_THAT(ended.out, contains("!!") && contains("do not agree"));
 }
 
+TEST_CASE("norm_table: every factor that is allowed") {
+  for (const char* factor : {"0.001", "0.9", "1.1", "1000"}) {
+    INFO(factor);
+    measure({"--factor", factor}, 0);
+  }
+}
+
 TEST_CASE("norm_table: bad usage is one line") {
   const auto [options, text] = GENERATE(table<std::vector<std::string>, std::string>({
-      {{"--eps", "-1"}, "--eps: expected at least 0, got -1"},
+      {{"--eps", "-1"}, "--eps: expected a number from 0 to 1, got -1"},
       {{"--eps", "nan"}, "--eps"},
+      {{"--eps", "1e300"}, "--eps: expected a number from 0 to 1, got 1e300"},
       {{"--factor", "1.05"}, "--factor: expected a value at least 0.1 from 1, got 1.05"},
       {{"--factor", "0"}, "--factor"},
       {{"--seed", "-3"}, "--seed"},
@@ -115,6 +123,7 @@ TEST_CASE("norm_table: bad usage is one line") {
   }));
   const Ended ended = support::run("norm_table", options);
   CHECK(ended.code == 2);
+  CHECK(ended.out.empty());
   CHECK(ended.err.rfind("norm_table: ", 0) == 0);
   CHECK_THAT(ended.err, contains(text));
   CHECK(std::count(ended.err.begin(), ended.err.end(), '\n') == 1);
