@@ -24,7 +24,9 @@ namespace lamina::cli {
 namespace {
 
 int report(const std::string& program, std::string message, int code) {
-  std::ranges::replace(message, '\n', ' ');
+  // What a file holds may stand in a message: neither more lines nor orders to the terminal.
+  std::ranges::replace_if(
+      message, [](unsigned char c) { return c < 0x20 || c == 0x7F; }, ' ');
   std::fflush(stdout);
   std::fprintf(stderr, "%s: %s\n", program.c_str(), message.c_str());
   return code;

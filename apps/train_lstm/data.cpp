@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -161,6 +162,7 @@ train::SequenceSource fresh_sequences(const std::string& task, int64_t length, u
 }
 
 Data load_drawn(const Options& o) {
+  const train::SequenceSource validation = fresh_sequences(o.task, o.length, static_cast<uint64_t>(o.seed));  // refuses sizes out of range
   Data data{recipe_of(o), drawn_batches, {}, {}};
   data.recipe.length = o.length;
   data.recipe.inputs = o.task == "adding" ? 2 : data::copy_symbols + 2;
@@ -177,7 +179,6 @@ Data load_drawn(const Options& o) {
                                         {"data.length", std::to_string(o.length)},
                                         {"data.batch_size", std::to_string(o.batch_size)},
                                         {"data.seed", std::to_string(o.seed)}}};
-  const train::SequenceSource validation = fresh_sequences(o.task, o.length, static_cast<uint64_t>(o.seed));
   data.make_task = [training, validation, device = Device::parse(o.device)](train::SequenceModel& model) {
     auto task = std::make_unique<train::SequenceTask>(model, training, device);
     task->add_split("validation", validation);
@@ -202,15 +203,22 @@ void measure(const Tensor& rows, std::vector<double>& mean, std::vector<double>&
   }
 }
 
-void standardise(Tensor& rows, const std::vector<double>& mean, const std::vector<double>& scale) {
+void standardise(Tensor& rows, const std::vector<std::string>& columns, const std::vector<double>& mean, const std::vector<double>& scale,
+                 const std::string& path) {
   float* x = rows.mutable_data<float>();
   for (int64_t r = 0; r < rows.size(0); ++r)
-    for (size_t c = 0; c < mean.size(); ++c, ++x) *x = static_cast<float>((*x - mean[c]) / scale[c]);
+    for (size_t c = 0; c < mean.size(); ++c, ++x) {
+      const double value = (*x - mean[c]) / scale[c];
+      if (!(std::abs(value) <= std::numeric_limits<float>::max()))
+        throw InputError(fmt::format("{}: column '{}': {} is too far from the training sequences, whose mean is {:g} and deviation {:g}", path,
+                                     columns[c], *x, mean[c], scale[c]));
+      *x = static_cast<float>(value);
+    }
 }
 
-void standardise(data::Sequences& sequences, const Recipe& recipe) {
-  standardise(sequences.steps, recipe.input_mean, recipe.input_scale);
-  if (sequences.targets.dtype() == DType::f32) standardise(sequences.targets, recipe.target_mean, recipe.target_scale);
+void standardise(data::Sequences& sequences, const Recipe& recipe, const std::string& path) {
+  standardise(sequences.steps, recipe.columns, recipe.input_mean, recipe.input_scale, path);
+  if (sequences.targets.dtype() == DType::f32) standardise(sequences.targets, recipe.regress, recipe.target_mean, recipe.target_scale, path);
 }
 
 Data load_csv(const Options& o) {
@@ -244,8 +252,8 @@ Data load_csv(const Options& o) {
   data.recipe.max_steps = longest;
   measure(training.steps, data.recipe.input_mean, data.recipe.input_scale);
   if (!o.regress.empty()) measure(training.targets, data.recipe.target_mean, data.recipe.target_scale);
-  standardise(training, data.recipe);
-  standardise(validation, data.recipe);
+  standardise(training, data.recipe, o.file);
+  standardise(validation, data.recipe, o.file);
   data.description = fmt::format("{}: {} sequences of {} to {} steps of {}, of which {} validate", o.file, counted(count), shortest, longest,
                                  data.recipe.inputs == 1 ? "a number" : fmt::format("{} numbers", data.recipe.inputs), counted(validating));
   const train::SequenceSource source =
@@ -289,7 +297,7 @@ data::CsvSequences read_known(const std::string& path, const Recipe& recipe, boo
     if (!recipe.classify.empty()) columns.ignore.push_back(recipe.classify);
   }
   data::CsvSequences file = data::read_csv(path, columns);
-  standardise(file.sequences, recipe);
+  standardise(file.sequences, recipe, path);
   return file;
 }
 
@@ -297,8 +305,8 @@ Evaluations load_evaluations(const Options& o, const Recipe& recipe) {
   const Device device = Device::parse(o.device);
   const bool needs_file = recipe.task == "text" || recipe.task == "csv";
   if (needs_file == o.file.empty())
-    throw InputError(needs_file ? fmt::format("--eval: a {} model needs a file: train_lstm --eval {} FILE", recipe.task, o.eval)
-                                : fmt::format("--eval: a {} model takes no file, got {}", recipe.task, o.file));
+    throw InputError(needs_file ? fmt::format("--eval: a model of {} needs a file: train_lstm --eval {} FILE", recipe.task, o.eval)
+                                : fmt::format("--eval: a model of {} takes no file, got {}", recipe.task, o.file));
   if (recipe.task == "text") {
     const data::Vocabulary vocabulary = data::Vocabulary::parse(recipe.vocabulary);
     const std::vector<int32_t> text = vocabulary.encode(data::read_text(o.file, vocabulary.unit()), o.file);

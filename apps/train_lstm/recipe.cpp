@@ -1,9 +1,13 @@
 #include "train_lstm/recipe.h"
 
+#include <algorithm>
+#include <map>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <lamina/core/error.h>
+#include <lamina/data/sequences.h>
 #include <lamina/data/text.h>
 #include <lamina/io/safetensors.h>
 
@@ -65,6 +69,32 @@ void each_field(R& r, Visit&& visit) {
   visit("target_scale", r.target_scale);
 }
 
+// What the rest of the program takes for granted; a file that others have written may say anything.
+void check(const Recipe& r) {
+  const auto expect = [](bool good, const char* what) {
+    if (!good) throw InputError(fmt::format("{} do not fit together", what));
+  };
+  const auto of_size = [](size_t size, int64_t wanted) { return static_cast<int64_t>(size) == wanted; };
+  const auto are_scales = [&](const std::vector<double>& mean, const std::vector<double>& scale, int64_t size) {
+    return of_size(mean.size(), size) && of_size(scale.size(), size) && std::ranges::all_of(scale, [](double x) { return x > 0; });
+  };
+  expect(r.cell == "lstm" || r.cell == "gru" || r.cell == "rnn", "cell and program");
+  if (r.task == "text") {
+    expect(data::Vocabulary::parse(r.vocabulary).size() == r.outputs, "vocabulary and outputs");
+    expect(r.streams > 0 && r.bptt > 0, "streams and steps");
+  } else if (r.task == "csv") {
+    expect(of_size(r.columns.size(), r.inputs) && are_scales(r.input_mean, r.input_scale, r.inputs), "columns, their scales and inputs");
+    expect(r.classify.empty() != r.regress.empty(), "columns to classify and to regress");
+    expect(of_size(r.regress.empty() ? r.classes.size() : r.regress.size(), r.outputs), "targets and outputs");
+    expect(are_scales(r.target_mean, r.target_scale, static_cast<int64_t>(r.regress.size())), "targets and their scales");
+  } else {
+    const std::map<std::string, std::pair<int64_t, int64_t>> widths{
+        {"rows", {28, 10}}, {"pixels", {1, 10}}, {"adding", {2, 1}}, {"copy", {data::copy_symbols + 2, data::copy_symbols}}};
+    const auto task = widths.find(r.task);
+    expect(task != widths.end() && task->second == std::pair(r.inputs, r.outputs), "task, inputs and outputs");
+  }
+}
+
 }  // namespace
 
 train::Metadata to_metadata(const Recipe& recipe) {
@@ -102,7 +132,7 @@ Loaded load_model(const std::filesystem::path& path) {
   try {
     const Json json = Json::parse(text->second);
     each_field(loaded.recipe, [&](const char* name, auto& value) { read(json, name, value); });
-    if (loaded.recipe.task == "text") data::Vocabulary::parse(loaded.recipe.vocabulary);
+    check(loaded.recipe);
     loaded.model = std::make_unique<train::SequenceModel>(model_options(loaded.recipe));
   } catch (const std::exception& error) {  // of JSON, or sizes that no model has
     throw InputError(fmt::format("{}: damaged '{}': {}", path.string(), key, error.what()));

@@ -27,7 +27,7 @@ struct Length {
 };
 
 Length length_of(const Options& options, const Data& data) {
-  if (options.steps > 0) return {(options.steps + data.batches - 1) / data.batches, options.steps};
+  if (options.steps > 0) return {options.steps / data.batches + (options.steps % data.batches > 0), options.steps};
   return {options.epochs > 0 ? options.epochs : default_epochs(options.task), 0};
 }
 
@@ -90,10 +90,10 @@ std::optional<Result> finished_result(const Options& options, const Data& data, 
   if (!run) return std::nullopt;
   if (!options.resume) throw InputError(fmt::format("{}: holds a run already; --resume continues it, or choose another --out", folder.string()));
   const Length length = length_of(options, data);
-  const int64_t steps = length.steps > 0 ? length.steps : length.epochs * data.batches;
+  const double steps =
+      static_cast<double>(length.steps > 0 ? length.steps : length.epochs) * static_cast<double>(length.steps > 0 ? 1 : data.batches);
   const bool out_of_patience = options.patience > 0 && cli::number(run->results, "waited") >= static_cast<double>(options.patience);
-  if (run->status == "finished" && (cli::number(run->results, "steps") >= static_cast<double>(steps) || out_of_patience))
-    return Result{norm, run->results};
+  if (run->status == "finished" && (cli::number(run->results, "steps") >= steps || out_of_patience)) return Result{norm, run->results};
   cli::check_checkpoint(folder, run->status);
   if (const fs::path checkpoint = folder / "last.safetensors"; fs::exists(checkpoint)) {  // throws when it belongs to another run
     Parts parts(options, data, with_norm(data.recipe, norm));

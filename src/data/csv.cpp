@@ -26,9 +26,9 @@ struct Row {
 class Reader {
  public:
   explicit Reader(const fs::path& path) : path_(path.string()), text_(io::read_file(path)) {
-    if (const size_t bad = invalid_utf8(text_); bad != std::string::npos) {
+    if (const size_t bad = std::min(invalid_utf8(text_), text_.find('\0')); bad != std::string::npos) {
       line_ += std::count(text_.begin(), text_.begin() + static_cast<ptrdiff_t>(bad), '\n');
-      fail_at(line_, "byte 0x{:02X} is not UTF-8", static_cast<unsigned char>(text_[bad]));
+      fail_at(line_, "byte 0x{:02X} is {}", static_cast<unsigned char>(text_[bad]), text_[bad] ? "not UTF-8" : "not text");
     }
     if (text_.starts_with("\xEF\xBB\xBF")) at_ = 3;
   }
@@ -61,7 +61,8 @@ class Reader {
   std::string field() {
     std::string value;
     if (at_ >= text_.size() || text_[at_] != '"') {
-      while (!at_end_of_field()) value += text_[at_++];
+      for (; !at_end_of_field(); value += text_[at_++])
+        if (text_[at_] == '\r') fail_at(line_, "a carriage return without a line feed; lines end with LF or CR LF");
       return value;
     }
     const int64_t opened = line_;
@@ -118,7 +119,7 @@ float number_in(const Reader& reader, const Row& row, size_t column, const std::
   std::string_view text = row.fields[column];
   while (text.starts_with(' ')) text.remove_prefix(1);
   while (text.ends_with(' ')) text.remove_suffix(1);
-  if (text.starts_with('+')) text.remove_prefix(1);
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
   float value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (text.empty() || (error != std::errc() && error != std::errc::result_out_of_range) || end != text.data() + text.size())

@@ -31,6 +31,14 @@ void check_indices(const Sequences& sequences, std::span<const int64_t> indices)
     if (i < 0 || i >= sequences.size()) fail_input("sequences", "index: expected 0 to {}, got {}", sequences.size() - 1, i);
 }
 
+// f32 [count * length, width] has a size that can be counted; more than there is memory is found out by asking for it.
+void check_size(const char* problem, int64_t count, int64_t length, int64_t width) {
+  int64_t bytes = 0;
+  if (count < 0) fail_input(problem, "count: expected at least 0, got {}", count);
+  if (__builtin_mul_overflow(count, length, &bytes) || __builtin_mul_overflow(bytes, width * 8, &bytes))
+    fail_input(problem, "{} sequences of {} steps are too large", count, length);
+}
+
 }  // namespace
 
 Sequences Sequences::select(std::span<const int64_t> indices) const {
@@ -134,6 +142,7 @@ SequenceBatch SequenceLoader::batch(int64_t epoch, int64_t index) { return pad(s
 
 Sequences adding_problem(int64_t count, int64_t length, Rng rng) {
   if (length < 2) fail_input("adding", "length: expected at least 2, got {}", length);
+  check_size("adding", count, length, 2);
   Sequences s{Tensor::zeros({count * length, 2}), std::vector<int64_t>(static_cast<size_t>(count), length), Tensor::empty({count, 1})};
   const Tensor numbers = rand({count * length}, rng);
   const float* number = numbers.data<float>();
@@ -149,7 +158,10 @@ Sequences adding_problem(int64_t count, int64_t length, Rng rng) {
 
 Sequences copy_problem(int64_t count, int64_t delay, Rng rng) {
   if (delay < 1) fail_input("copy", "length: expected at least 1, got {}", delay);
-  const int64_t length = delay + 2 * copy_count, width = copy_symbols + 2, blank = copy_symbols, signal = copy_symbols + 1;
+  const int64_t width = copy_symbols + 2, blank = copy_symbols, signal = copy_symbols + 1;
+  check_size("copy", std::max<int64_t>(count, 1), delay, width);  // so that the sum below is in range
+  const int64_t length = delay + 2 * copy_count;
+  check_size("copy", count, length, width);
   Sequences s{Tensor::zeros({count * length, width}), std::vector<int64_t>(static_cast<size_t>(count), length),
               randint({count, copy_count}, 0, copy_symbols, rng)};
   const int64_t* symbols = s.targets.data<int64_t>();

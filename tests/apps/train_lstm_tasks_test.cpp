@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include <lamina/core/random.h>
+#include <lamina/io/safetensors.h>
 
 #include "apps/process.h"
 #include "train/small_run.h"
@@ -244,6 +245,10 @@ TEST_CASE("wrong options are refused in one line", "[apps][lstm]") {
       {{"--task", "adding", "--length", "0"}, "--length: expected at least 1, got 0"},
       {{"--task", "adding", "--length", "1"}, "--length: expected at least 2 for adding, got 1"},
       {{"--task", "copy", "--length", "-3"}, "--length: expected at least 1, got -3"},
+      {{"--task", "copy", "--length", "9223372036854775807"}, "[copy] 1000 sequences of 9223372036854775807 steps are too large"},
+      {{"--task", "adding", "--length", "4611686018427387904"}, "[adding] 1000 sequences of 4611686018427387904 steps are too large"},
+      {{"--task", "adding", "--hidden", "4611686018427387904"}, "hidden: expected a size <= 2147483647"},
+      {{"--task", "adding", "--layers", "4611686018427387904"}, "layers: expected a number <= 10000"},
       {{"--task", "words"}, "--task"},
       {{"--task", "text"}, "expected a file: train_lstm --task text FILE"},
       {{"--task", "text", file, "--bptt", "0"}, "--bptt: expected at least 1, got 0"},
@@ -284,6 +289,75 @@ TEST_CASE("wrong options are refused in one line", "[apps][lstm]") {
     check_refused(run(all), text);
     CHECK_FALSE(fs::exists(work / "run"));
   }
+}
+
+TEST_CASE("a checkpoint whose parts do not fit together is refused, whoever wrote it", "[apps][lstm]") {
+  const TempDir work;
+  const std::string data = (work / "data.csv").string(), text = (work / "text.txt").string(), model = (work / "model").string();
+  put(data, "sequence,x,z,y\n1,1,5,1\n2,2,5,4\n3,3,5,9\n");
+  put(text, std::string(200, 'x'));
+  REQUIRE(run({"--task", "csv", data, "--regress", "y", "--steps", "1", "--hidden", "2", "--out", (work / "csv").string()}).code == 0);
+  REQUIRE(
+      run({"--task", "text", text, "--steps", "1", "--hidden", "2", "--batch-size", "1", "--bptt", "5", "--out", (work / "text").string()}).code ==
+      0);
+  const auto refused = [&](const std::string& from, const std::string& name, const json& value, const std::vector<std::string>& use) {
+    INFO(name + " " + value.dump());
+    io::Safetensors content = io::read_safetensors(work / from / "best.safetensors");
+    json recipe = json::parse(content.metadata.at("train_lstm.recipe"));
+    REQUIRE(recipe.contains(name));
+    recipe[name] = value;
+    content.metadata["train_lstm.recipe"] = recipe.dump();
+    io::write_safetensors(model, content, {.checksum = false});  // as another program would
+    check_refused(run(use), "model: damaged 'train_lstm.recipe': ");
+  };
+  const std::vector<std::string> predict{"--predict", data, "--checkpoint", model}, eval{"--eval", model, text};
+  const std::vector<std::string> sample{"--sample", "3", "--checkpoint", model};
+  refused("csv", "input_mean", {1, 2, 3, 4, 5}, predict);
+  refused("csv", "input_scale", json::array(), predict);
+  refused("csv", "input_scale", {1, 0}, predict);
+  refused("csv", "target_scale", json::array(), predict);
+  refused("csv", "target_mean", {1, 2}, predict);
+  refused("csv", "columns", {"x"}, predict);
+  refused("csv", "classify", "z", predict);
+  refused("csv", "regress", {"y", "z"}, predict);
+  refused("csv", "layers", int64_t{1} << 62, predict);
+  refused("csv", "task", "words", predict);
+  refused("csv", "task", "rows", predict);
+  refused("csv", "cell", "elman", predict);
+  refused("text", "bptt", 0, eval);
+  refused("text", "streams", 0, eval);
+  refused("text", "vocabulary", "byte", sample);
+}
+
+TEST_CASE("a number far from those of training is refused, not told as nan", "[apps][lstm]") {
+  const TempDir work;
+  const std::string data = (work / "data.csv").string(), far = (work / "far.csv").string(), out = (work / "run").string();
+  put(data, "sequence,x,y\n1,1e-30,1\n2,2e-30,4\n3,3e-30,9\n");
+  REQUIRE(run({"--task", "csv", data, "--regress", "y", "--steps", "1", "--hidden", "2", "--out", out}).code == 0);
+  put(far, "sequence,x\n1,1e30\n");
+  check_refused(run({"--predict", far, "--out", out}), "far.csv: column 'x': 1e+30 is too far from the training sequences, whose mean is ");
+}
+
+TEST_CASE("what a file holds does not command the terminal in a message", "[apps][lstm]") {
+  const TempDir work;
+  put(work / "data.csv", std::string("sequence,x,y\n1,\x1b[2J\x7f!,1\n"));
+  const Ended ended = run({"--task", "csv", (work / "data.csv").string(), "--regress", "y", "--out", (work / "run").string()});
+  check_refused(ended, "line 2: column 'x': expected a number, got ' [2J !'");
+}
+
+TEST_CASE("lengths up to the largest are understood", "[apps][lstm]") {
+  const TempDir work;
+  const auto length = [&](const char* option, const char* value, const std::vector<std::string>& more) {
+    std::vector<std::string> options{"--task",       "adding", "--length", "2",     "--hidden", "1",
+                                     "--batch-size", "1",      "--lr",     "1e-30", "--out",    (work / "run").string(),
+                                     "--resume",     "--json", option,     value};
+    options.insert(options.end(), more.begin(), more.end());
+    return results(run(options))["runs"][0]["steps"].get<int64_t>();
+  };
+  CHECK(length("--epochs", "1", {}) == 100);
+  const int64_t longer = length("--epochs", "9223372036854775807", {"--patience", "1"});
+  CHECK(longer > 100);
+  CHECK(length("--steps", "9223372036854775807", {"--patience", "3"}) > longer);
 }
 
 TEST_CASE("help shows every default and the tasks; a config file is read", "[apps][lstm]") {

@@ -115,7 +115,7 @@ TEST_CASE("a text file becomes a model that writes its words", "[apps][lstm]") {
   const json scores = results(judged)["text"];
   CHECK(scores["count"] == static_cast<int64_t>(corpus(50).size()) + 8 - 1);
   CHECK(scores["nll"] < 0.8);
-  check_refused(run({"--eval", (work / "model.safetensors").string()}), "a text model needs a file");
+  check_refused(run({"--eval", (work / "model.safetensors").string()}), "a model of text needs a file");
   put(work / "odd.txt", "zebra");
   check_refused(run({"--eval", (work / "model.safetensors").string(), (work / "odd.txt").string()}), "odd.txt: character 'z' (U+007A) at position 0");
   check_refused(run({"--predict", (work / "odd.txt").string(), "--checkpoint", (work / "model.safetensors").string()}),

@@ -66,6 +66,10 @@ TEST_CASE("what is wrong with a file is said with its line", "[data][csv]") {
   refused(head + "a,1,u\nb,1,u\n", "column 'label': expected at least two classes, got 'u' alone");
   refused(head + "a,1,\"u\nb,1,v\n", "line 2: a quote has no end");
   refused(head + "a,1,\"u\"x\n", "line 2: expected a comma or the end of the line after a quote, got 'x'");
+  refused(head + "a,1,u\nb,1" + std::string(1, '\0') + ",v\n", "line 3: byte 0x00 is not text");
+  refused(head + "a,+-1,u\n", "line 2: column 'x': expected a number, got '+-1'");
+  refused("sequence,x,label\ra,1,u\rb,1,v\r", "line 1: a carriage return without a line feed");
+  refused(head + "a,1,u\nb,1,v\r", "line 3: a carriage return without a line feed");
   refused(head + "a,1,u\nb,1,\xFF\n", "line 3: byte 0xFF is not UTF-8");
   refused("id,x,label\na,1,u\n", "line 1: expected a column 'sequence', got id, x, label");
   refused("sequence,x,class\na,1,u\n", "line 1: expected a column 'label', got sequence, x, class");

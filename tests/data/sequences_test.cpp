@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -141,6 +142,8 @@ TEST_CASE("the adding problem is what it says", "[data][sequences]") {
   CHECK(std::abs(squares - 1.0 / 6) < 0.08);  // of 50 draws, whose deviation is about 0.025
   CHECK(adding_problem(3, 2, Rng(1)).size() == 3);
   CHECK_THROWS_WITH(adding_problem(3, 1, Rng(1)), contains("length: expected at least 2, got 1"));
+  CHECK_THROWS_WITH(adding_problem(int64_t{1} << 62, 4, Rng(1)), contains("[adding] 4611686018427387904 sequences of 4 steps are too large"));
+  CHECK_THROWS_WITH(adding_problem(-1, 4, Rng(1)), contains("[adding] count: expected at least 0, got -1"));
 }
 
 TEST_CASE("the copying problem is what it says", "[data][sequences]") {
@@ -158,4 +161,8 @@ TEST_CASE("the copying problem is what it says", "[data][sequences]") {
     }
   CHECK(std::set<int64_t>(targets.begin(), targets.end()).size() == 8);
   CHECK_THROWS_WITH(copy_problem(4, 0, Rng(2)), contains("length: expected at least 1, got 0"));
+  for (const int64_t delay : {int64_t{1} << 62, std::numeric_limits<int64_t>::max()})
+    CHECK_THROWS_WITH(copy_problem(4, delay, Rng(2)), contains("[copy] 4 sequences of " + std::to_string(delay) + " steps are too large"));
+  CHECK_THROWS_WITH(copy_problem(int64_t{1} << 62, 4, Rng(2)), contains("are too large"));
+  CHECK_THROWS_WITH(copy_problem(-1, 4, Rng(2)), contains("[copy] count: expected at least 0, got -1"));
 }

@@ -34,8 +34,8 @@ struct CsvSequences {
 
 /// Throws InputError "[csv] PATH, line 7: ..." (the header is line 1) for a header without a named column, with one twice, with no input or one that
 /// the model does not know; a row with another number of fields; what is not a finite number; an id that comes back after another; a target missing
-/// in a sequence's last row; a class that the model does not know; a quote without its end; what is not UTF-8; a file without rows, and fewer than
-/// two classes.
+/// in a sequence's last row; a class that the model does not know; a quote without its end; a CR without LF outside
+/// quotes; what is not UTF-8 or holds a zero byte; a file without rows, and fewer than two classes.
 CsvSequences read_csv(const std::filesystem::path& path, const CsvColumns& columns);
 
 }  // namespace lamina::data

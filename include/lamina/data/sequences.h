@@ -74,13 +74,14 @@ class SequenceLoader {
 };
 
 /// The adding problem (Hochreiter & Schmidhuber 1997, in the form of Le, Jaitly & Hinton 2015): steps of (number in [0, 1), marker), with one marker
-/// 1 in each half; the target is the sum of the two marked numbers. Saying 1 always has mean squared error 1/6. Throws InputError for length < 2.
+/// 1 in each half; the target is the sum of the two marked numbers. Saying 1 always has mean squared error 1/6. Throws InputError for length < 2
+/// and sizes that no tensor has.
 Sequences adding_problem(int64_t count, int64_t length, Rng rng);
 
 inline constexpr int64_t copy_symbols = 8, copy_count = 10;
 /// The copying problem (Hochreiter & Schmidhuber 1997; Arjovsky, Shah & Bengio 2016): ten symbols of eight kinds, `delay` blanks of which the last is
 /// a signal, then ten blanks in which the symbols are to be said again: sequences of delay + 20 one-hot vectors [10] (8: blank, 9: signal), targets
-/// [N, 10]. Guessing costs ln 8 = 2.08 nats. Throws InputError for delay < 1.
+/// [N, 10]. Guessing costs ln 8 = 2.08 nats. Throws InputError for delay < 1 and sizes that no tensor has.
 Sequences copy_problem(int64_t count, int64_t delay, Rng rng);
 
 }  // namespace lamina::data
