@@ -14,7 +14,8 @@ struct Total {
   std::atomic<int64_t> calls{0}, nanoseconds{0};
 };
 std::array<Total, family_count> totals;
-constexpr std::array<const char*, family_count> names{"gemm", "elementwise", "reduce", "index", "norm", "softmax", "random", "optimizer", "recurrent", "move"};
+constexpr std::array<const char*, family_count> names{"gemm",    "elementwise", "reduce",    "index",     "norm",
+                                                      "softmax", "random",      "optimizer", "recurrent", "move"};
 
 }  // namespace
 

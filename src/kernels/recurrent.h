@@ -7,10 +7,11 @@
 
 #include <cstdint>
 
-#include <lamina/ops/recurrent.h>
 #include "kernels/gemm.h"
 
 namespace lamina::kernels {
+
+enum class Cell : uint8_t { lstm, gru, rnn };
 
 /// What normalises the summed inputs.
 enum class TermNorm : uint8_t {
@@ -21,7 +22,7 @@ enum class TermNorm : uint8_t {
 };
 
 struct RecurrentSpec {
-  RecurrentCell cell = RecurrentCell::lstm;
+  Cell cell = Cell::lstm;
   TermNorm norm = TermNorm::none;
   bool normalise_c = false;  // h = s(o) tanh(K(c)), not tanh(c)
   bool carry = false;        // the next step gets K(c), not c
@@ -30,14 +31,14 @@ struct RecurrentSpec {
   int64_t hidden = 0;
   double eps = 1e-5;
 
-  int64_t gates() const { return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1; }
+  int64_t gates() const { return cell == Cell::lstm ? 4 : cell == Cell::gru ? 3 : 1; }
   int64_t width() const { return gates() * hidden; }
   /// Whether a_h is added to a_x before anything else happens to it; otherwise it has an array of its own.
-  bool sums_terms() const { return (norm == TermNorm::none && cell != RecurrentCell::gru) || norm == TermNorm::gates; }
+  bool sums_terms() const { return (norm == TermNorm::none && cell != Cell::gru) || norm == TermNorm::gates; }
   /// Whether the gradients of a_x and a_h are one.
   bool one_gradient() const { return sums_terms(); }
   /// Runs of a row of a_x (or a_h, or their sum) that have statistics of their own.
-  int64_t segments() const { return norm == TermNorm::terms ? (cell == RecurrentCell::gru ? 2 : 1) : norm == TermNorm::gates ? 4 : 0; }
+  int64_t segments() const { return norm == TermNorm::terms ? (cell == Cell::gru ? 2 : 1) : norm == TermNorm::gates ? 4 : 0; }
   /// Numbers per row that say how it was normalised: x-hat = (x - mean) rstd + rest, for the segments of a_x, those of a_h (terms only), and c.
   int64_t statistics() const {
     const bool row_c = normalise_c && norm != TermNorm::columns;

@@ -38,9 +38,18 @@ const char* name(RecurrentNorm norm) {
   return "batch";
 }
 
+kernels::Cell kernel_cell(RecurrentCell cell) {
+  switch (cell) {
+    case RecurrentCell::lstm: return kernels::Cell::lstm;
+    case RecurrentCell::gru: return kernels::Cell::gru;
+    case RecurrentCell::rnn: break;
+  }
+  return kernels::Cell::rnn;
+}
+
 kernels::RecurrentSpec spec_of(const RecurrentOptions& options, int64_t hidden) {
   using kernels::TermNorm;
-  kernels::RecurrentSpec spec{.cell = options.cell, .hidden = hidden, .eps = options.eps};
+  kernels::RecurrentSpec spec{.cell = kernel_cell(options.cell), .hidden = hidden, .eps = options.eps};
   const RecurrentNorm norm = options.norm;
   const bool lstm = options.cell == RecurrentCell::lstm;
   if (norm == RecurrentNorm::layer || norm == RecurrentNorm::layer_carry || norm == RecurrentNorm::rms) spec.norm = TermNorm::terms;
@@ -80,7 +89,7 @@ void check_parameters(const Tensor& x, const RecurrentParameters& p, const Recur
   using kernels::TermNorm;
   const int64_t hidden = spec.hidden, width = spec.width();
   if (p.weight_hh.shape() != Shape{width, hidden})
-    fail(op, "weight_hh: expected [{0} H, H] ({1} has {0} {2}), got {3}", spec.gates(), name(spec.cell), spec.gates() == 1 ? "gate" : "gates",
+    fail(op, "weight_hh: expected [{0} H, H] ({1} has {0} {2}), got {3}", spec.gates(), name(options.cell), spec.gates() == 1 ? "gate" : "gates",
          p.weight_hh.shape());
   check_companion(op, "weight_ih", p.weight_ih, {width, x.size(2)}, x);
   check_companion(op, "bias_ih", p.bias_ih, {width}, x);
@@ -130,7 +139,7 @@ void check_alive(const RecurrentPlan& plan) {
 
 }  // namespace
 
-int64_t gate_count(RecurrentCell cell) { return kernels::RecurrentSpec{.cell = cell}.gates(); }
+int64_t gate_count(RecurrentCell cell) { return kernels::RecurrentSpec{.cell = kernel_cell(cell)}.gates(); }
 
 RecurrentResult recurrent(const Tensor& x, const Tensor& h0, const Tensor& c0, const RecurrentParameters& p, const RecurrentOptions& options,
                           std::span<const int64_t> lengths, RecurrentStatistics statistics) {

@@ -44,7 +44,7 @@ class Backward {
  private:
   const Tensor& like() const { return in_[In::weight_hh]; }
   Device device() const { return like().device(); }
-  bool lstm() const { return spec_.cell == RecurrentCell::lstm; }
+  bool lstm() const { return spec_.cell == kernels::Cell::lstm; }
   Tensor rows(int64_t count, int64_t width) const { return Tensor::empty({count, width}, like().dtype(), device()); }
   OverTime<const T> kept(Trace::Index index) { return {data_or_null<T>(trace_[index]), 0, false}; }
   kernels::ColumnStatistics<const T> columns(Trace::Index first) const {

@@ -46,7 +46,7 @@ class Forward {
   }
 
  private:
-  bool lstm() const { return spec_.cell == RecurrentCell::lstm; }
+  bool lstm() const { return spec_.cell == kernels::Cell::lstm; }
   Tensor rows(int64_t count, int64_t width) const { return Tensor::empty({count, width}, dtype_, device_); }
 
   /// An array over time: kept whole for the backward pass, or room for a chunk (x's term) or a step.
@@ -65,7 +65,7 @@ class Forward {
 
   void prepare(RecurrentResult& result, const std::vector<RecurrentPlan::Chunk>& chunks) {
     const int64_t hidden = spec_.hidden, width = spec_.width();
-    const bool rnn = spec_.cell == RecurrentCell::rnn, gru = spec_.cell == RecurrentCell::gru;
+    const bool rnn = spec_.cell == kernels::Cell::rnn, gru = spec_.cell == kernels::Cell::gru;
     work_.spec = spec_;
     work_.parts = biases_.parts<T>(spec_, in_);
     weight_ = kernels::gemm<T>(device_)->pack(hidden, width, {in_[In::weight_hh].data<T>(), std::max<int64_t>(hidden, 1), true});
@@ -206,7 +206,7 @@ template <class T>
 kernels::RecurrentParts<T> RecurrentBiases::parts(const kernels::RecurrentSpec& spec, const RecurrentInputs& inputs) {
   const Tensor& like = inputs[In::weight_hh];
   const Tensor *const ih = &inputs[In::bias_ih], *const hh = &inputs[In::bias_hh];
-  const int64_t width = spec.width(), inside = spec.cell == RecurrentCell::gru ? 2 * spec.hidden : width;  // from here on b_hh stands inside
+  const int64_t width = spec.width(), inside = spec.cell == kernels::Cell::gru ? 2 * spec.hidden : width;  // from here on b_hh stands inside
   kernels::RecurrentParts<T> parts;
   if (ih->defined() || hh->defined() || spec.norm != TermNorm::none) {
     bias_ = Tensor::zeros({width}, like.dtype(), like.device());

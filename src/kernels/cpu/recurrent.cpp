@@ -12,7 +12,7 @@ RecurrentSums::RecurrentSums(const RecurrentSpec& spec) : count(0) {
   };
   const int64_t width = spec.width();
   bias = take(true, width);
-  n_bias = take(spec.cell == RecurrentCell::gru, spec.hidden);
+  n_bias = take(spec.cell == Cell::gru, spec.hidden);
   gain_ih = take(spec.norm == TermNorm::terms || spec.norm == TermNorm::columns, width);
   gain_hh = take(spec.norm != TermNorm::none, width);
   gain_c = take(spec.normalise_c, spec.hidden);

@@ -23,8 +23,8 @@ template <class T>
 using GroupFn = void (*)(const RecurrentBackward<T>&, const BackwardRow<T>*, int, T*);
 
 template <class T, TermNorm norm>
-GroupFn<T> group_of(RecurrentCell cell) {
-  return cell == RecurrentCell::lstm ? lstm_group<T, norm> : cell == RecurrentCell::gru ? gru_group<T, norm> : rnn_group<T, norm>;
+GroupFn<T> group_of(Cell cell) {
+  return cell == Cell::lstm ? lstm_group<T, norm> : cell == Cell::gru ? gru_group<T, norm> : rnn_group<T, norm>;
 }
 
 template <class T>
@@ -50,7 +50,7 @@ BackwardRow<T> row_at(const RecurrentBackward<T>& w, int64_t step, int64_t row) 
   r.dy = at(w.dy, hidden), r.dh = w.dh + row * hidden, r.dc = w.dc ? w.dc + row * hidden : nullptr;
   r.da_x = r.pre_x = at(w.da_x, width);
   r.da_h = r.pre_h = at(w.da_h, width);
-  if (w.spec.cell != RecurrentCell::gru) r.pre_h = r.pre_x;
+  if (w.spec.cell != Cell::gru) r.pre_h = r.pre_x;
   return r;
 }
 
@@ -94,7 +94,7 @@ void walk(const RecurrentBackward<T>& w) {
   const BlockSums<T> sums(w, blocks);
   const int64_t hidden = w.spec.hidden, width = w.spec.width();
   const OverTime<T>& da = w.spec.one_gradient() ? w.da_x : w.da_h;
-  const Output<T> dh{w.spec.cell == RecurrentCell::gru ? T{1} : T{0}, w.dh, hidden, nullptr};
+  const Output<T> dh{w.spec.cell == Cell::gru ? T{1} : T{0}, w.dh, hidden, nullptr};
   detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) HWY_ATTR {
     const Share share(team, w.steps, panel_count(*w.weight), kTileRows);
     for (int64_t step = w.steps.last - 1; step >= w.steps.first; --step) {
@@ -125,7 +125,7 @@ class ColumnsBackward {
     for (int64_t i = 0; i < width; ++i) work_.sums[gain_at + i] += dgain_.data()[i];
     if (bias_at >= 0)
       for (int64_t i = 0; i < width; ++i) work_.sums[bias_at + i] += dbias_.data()[i];
-    else if (work_.spec.cell == RecurrentCell::gru)
+    else if (work_.spec.cell == Cell::gru)
       for (int64_t i = 0; i < work_.spec.hidden; ++i) work_.sums[RecurrentSums(work_.spec).n_bias + i] += dbias_.data()[2 * work_.spec.hidden + i];
   }
 
@@ -140,7 +140,7 @@ void walk_by_columns(const RecurrentBackward<T>& w) {
   const RecurrentSums at(w.spec);
   const Scratch<T> x(batch * width), h(batch * width), k(batch * hidden), dc(batch * hidden);
   const ColumnsBackward<T> through(w, width);
-  const bool lstm = w.spec.cell == RecurrentCell::lstm, gru = w.spec.cell == RecurrentCell::gru;
+  const bool lstm = w.spec.cell == Cell::lstm, gru = w.spec.cell == Cell::gru;
   for (int64_t step = w.steps.last - 1; step >= w.steps.first; --step) {
     const int64_t alive = w.steps.alive[step];
     const auto for_rows = [&](auto&& f) {

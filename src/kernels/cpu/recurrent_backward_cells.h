@@ -61,7 +61,7 @@ struct NormTerm {
 
 // The columns [begin, begin + n), one segment, of kRows rows: from the gradients of the summed inputs to those of a_x and a_h; the sums of gains
 // grow.
-template <class T, RecurrentCell cell, TermNorm norm, int kRows>
+template <class T, Cell cell, TermNorm norm, int kRows>
 void segment_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums, int segment) {
   using S = Segments<cell, norm>;
   constexpr bool two = norm == TermNorm::terms;
@@ -115,14 +115,14 @@ HWY_INLINE void add_rows(T* target, int64_t n, F&& f) {
   });
 }
 
-template <class T, RecurrentCell cell, TermNorm norm, int kRows>
+template <class T, Cell cell, TermNorm norm, int kRows>
 void some_terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums) {
   using S = Segments<cell, norm>;
   const int64_t hidden = work.spec.hidden;
   const RecurrentSums at_sum(work.spec);
   if (sums) {
     add_rows<kRows>(sums + at_sum.bias, S::gates * hidden, [&](int r) { return rows[r].pre_x; });
-    if (cell == RecurrentCell::gru) add_rows<kRows>(sums + at_sum.n_bias, hidden, [&](int r) { return rows[r].pre_h + 2 * hidden; });
+    if (cell == Cell::gru) add_rows<kRows>(sums + at_sum.n_bias, hidden, [&](int r) { return rows[r].pre_h + 2 * hidden; });
   }
   if constexpr (norm == TermNorm::terms || norm == TermNorm::gates)
     for (int s = 0; s < S::count; ++s) segment_backward<T, cell, norm, kRows>(work, rows, sums, s);
@@ -130,7 +130,7 @@ void some_terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>*
 
 // From the gradients of the summed inputs to those of a_x and a_h, and the sums of biases and gains. Rows are added one after the other, whether they
 // come as a group or alone.
-template <class T, RecurrentCell cell, TermNorm norm>
+template <class T, Cell cell, TermNorm norm>
 void terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
   if (count == kGroup) return some_terms_backward<T, cell, norm, kGroup>(work, rows, sums);
   for (int i = 0; i < count; ++i) some_terms_backward<T, cell, norm, 1>(work, rows + i, sums);
@@ -201,7 +201,7 @@ void normalised_lstm_row(const RecurrentBackward<T>& work, const BackwardRow<T>&
 template <class T, TermNorm norm>
 void lstm_group(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
   for (int i = 0; i < count; ++i) work.spec.normalise_c ? normalised_lstm_row<T>(work, rows[i], sums) : plain_lstm_row<T>(work, rows[i]);
-  terms_backward<T, RecurrentCell::lstm, norm>(work, rows, count, sums);
+  terms_backward<T, Cell::lstm, norm>(work, rows, count, sums);
 }
 
 template <class T, TermNorm norm>
@@ -235,7 +235,7 @@ void gru_row(const RecurrentBackward<T>& work, const BackwardRow<T>& r) {
 template <class T, TermNorm norm>
 void gru_group(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
   for (int i = 0; i < count; ++i) gru_row<T, norm>(work, rows[i]);
-  terms_backward<T, RecurrentCell::gru, norm>(work, rows, count, sums);
+  terms_backward<T, Cell::gru, norm>(work, rows, count, sums);
 }
 
 template <class T, TermNorm norm>
@@ -245,7 +245,7 @@ void rnn_group(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int
     for_each_vector<T>(work.spec.hidden,
                        [&](auto at) HWY_ATTR { at.store(r.pre_x, hn::Mul(hn::Add(at.load(r.dy), at.load(r.dh)), tanh_slope(at.load(r.y)))); });
   }
-  terms_backward<T, RecurrentCell::rnn, norm>(work, rows, count, sums);
+  terms_backward<T, Cell::rnn, norm>(work, rows, count, sums);
 }
 
 }  // namespace

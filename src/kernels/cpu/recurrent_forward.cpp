@@ -25,11 +25,11 @@ struct ForwardRow {
 };
 
 /// The summed inputs of a row: x(gate) and h(gate) stand outside and inside the product with GRU's r; both together in x where they are added up.
-template <class T, RecurrentCell cell, TermNorm norm>
+template <class T, Cell cell, TermNorm norm>
 struct SummedInputs {
   using S = Segments<cell, norm>;
   static constexpr bool normalised = norm == TermNorm::terms || norm == TermNorm::gates;
-  static constexpr bool two = norm == TermNorm::terms || norm == TermNorm::columns || cell == RecurrentCell::gru;
+  static constexpr bool two = norm == TermNorm::terms || norm == TermNorm::columns || cell == Cell::gru;
 
   SummedInputs(const RecurrentForward<T>& work, const ForwardRow<T>& r)
       : hidden(work.spec.hidden), a_x(r.a_x), a_h(r.a_h), statistics(r.statistics), parts(work.parts) {}
@@ -65,7 +65,7 @@ struct SummedInputs {
     const Vec<T> a = at.load(a_h + i);
     if constexpr (!normalised) return a;
     const Vec<T> x_hat = Normaliser<T>(statistics + 3 * (S::count + S::of(gate)))(a), scaled = hn::Mul(x_hat, at.load(parts.gain_hh + i));
-    return cell == RecurrentCell::gru ? hn::Add(scaled, at.load(parts.bias_h + i)) : scaled;
+    return cell == Cell::gru ? hn::Add(scaled, at.load(parts.bias_h + i)) : scaled;
   }
   template <class At>
   HWY_INLINE Vec<T> sum(At at, int gate) const {
@@ -82,7 +82,7 @@ struct SummedInputs {
 template <class T, TermNorm norm>
 void lstm_gates(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
   const int64_t hidden = work.spec.hidden;
-  const SummedInputs<T, RecurrentCell::lstm, norm> in(work, r);
+  const SummedInputs<T, Cell::lstm, norm> in(work, r);
   for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
     const Vec<T> i = sigmoid(in.sum(at, 0)), f = sigmoid(in.sum(at, 1)), g = tanh(in.sum(at, 2)), o = sigmoid(in.sum(at, 3));
     at.store(r.gates, i);
@@ -133,7 +133,7 @@ void lstm_output(const RecurrentForward<T>& work, const ForwardRow<T>& r, const 
 
 template <class T, TermNorm norm>
 void lstm_group(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
-  SummedInputs<T, RecurrentCell::lstm, norm>::measure(work, rows, count);
+  SummedInputs<T, Cell::lstm, norm>::measure(work, rows, count);
   for (int i = 0; i < count; ++i) lstm_gates<T, norm>(work, rows[i]);
   if (norm == TermNorm::columns) return;  // the output waits for K
   if (work.spec.normalise_c) measure_c(work, rows, count);
@@ -143,7 +143,7 @@ void lstm_group(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int 
 template <class T, TermNorm norm>
 void gru_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
   const int64_t hidden = work.spec.hidden;
-  const SummedInputs<T, RecurrentCell::gru, norm> in(work, r);
+  const SummedInputs<T, Cell::gru, norm> in(work, r);
   for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
     const Vec<T> reset = sigmoid(in.sum(at, 0)), z = sigmoid(in.sum(at, 1)), inside = in.h(at, 2);
     const Vec<T> n = tanh(hn::MulAdd(reset, inside, in.x(at, 2)));
@@ -159,7 +159,7 @@ void gru_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
 
 template <class T, TermNorm norm>
 void rnn_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
-  const SummedInputs<T, RecurrentCell::rnn, norm> in(work, r);
+  const SummedInputs<T, Cell::rnn, norm> in(work, r);
   for_each_vector<T>(work.spec.hidden, [&](auto at) HWY_ATTR {
     const Vec<T> h = tanh(in.sum(at, 0));
     at.store(r.h, h);
@@ -169,13 +169,13 @@ void rnn_row(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
 
 template <class T, TermNorm norm>
 void gru_group(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
-  SummedInputs<T, RecurrentCell::gru, norm>::measure(work, rows, count);
+  SummedInputs<T, Cell::gru, norm>::measure(work, rows, count);
   for (int i = 0; i < count; ++i) gru_row<T, norm>(work, rows[i]);
 }
 
 template <class T, TermNorm norm>
 void rnn_group(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
-  SummedInputs<T, RecurrentCell::rnn, norm>::measure(work, rows, count);
+  SummedInputs<T, Cell::rnn, norm>::measure(work, rows, count);
   for (int i = 0; i < count; ++i) rnn_row<T, norm>(work, rows[i]);
 }
 
@@ -184,8 +184,8 @@ template <class T>
 using GroupFn = void (*)(const RecurrentForward<T>&, const ForwardRow<T>*, int);
 
 template <class T, TermNorm norm>
-GroupFn<T> group_of(RecurrentCell cell) {
-  return cell == RecurrentCell::lstm ? lstm_group<T, norm> : cell == RecurrentCell::gru ? gru_group<T, norm> : rnn_group<T, norm>;
+GroupFn<T> group_of(Cell cell) {
+  return cell == Cell::lstm ? lstm_group<T, norm> : cell == Cell::gru ? gru_group<T, norm> : rnn_group<T, norm>;
 }
 
 template <class T>
@@ -290,7 +290,7 @@ void walk_by_columns(const RecurrentForward<T>& w) {
       });
     };
     for_rows([&](int64_t, const ForwardRow<T>& r) { group(w, &r, 1); });
-    if (w.spec.cell != RecurrentCell::lstm) continue;
+    if (w.spec.cell != Cell::lstm) continue;
     normalise_columns<T>(w.spec, alive, hidden, step, w.c_columns, w.c, w.parts.gain_c, w.parts.bias_c, k.data());
     for_rows([&](int64_t row, const ForwardRow<T>& r) { lstm_output<T>(w, r, k.data() + row * hidden); });
   }

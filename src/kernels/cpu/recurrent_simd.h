@@ -38,15 +38,13 @@ void measure_into(const RecurrentSpec& spec, int64_t n, const T* const (&x)[kRow
 }
 
 /// How many runs of a row have statistics of their own, how many gates are in each, and in which one a gate is.
-template <RecurrentCell cell, TermNorm norm>
+template <Cell cell, TermNorm norm>
 struct Segments {
-  static constexpr int gates = cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;
-  static constexpr int count = norm == TermNorm::gates ? gates : cell == RecurrentCell::gru ? 2 : 1;
-  static constexpr int of(int gate) { return norm == TermNorm::gates ? gate : cell == RecurrentCell::gru && gate == 2 ? 1 : 0; }
+  static constexpr int gates = cell == Cell::lstm ? 4 : cell == Cell::gru ? 3 : 1;
+  static constexpr int count = norm == TermNorm::gates ? gates : cell == Cell::gru ? 2 : 1;
+  static constexpr int of(int gate) { return norm == TermNorm::gates ? gate : cell == Cell::gru && gate == 2 ? 1 : 0; }
   static constexpr int first(int segment) { return norm == TermNorm::gates ? segment : 2 * segment; }  // its first gate
-  static constexpr int size(int segment) {
-    return norm == TermNorm::gates ? 1 : cell == RecurrentCell::lstm ? 4 : segment == 1 ? 1 : gates == 3 ? 2 : 1;
-  }
+  static constexpr int size(int segment) { return norm == TermNorm::gates ? 1 : cell == Cell::lstm ? 4 : segment == 1 ? 1 : gates == 3 ? 2 : 1; }
 };
 
 /// rows x panels of out = beta out + bias + a W.
