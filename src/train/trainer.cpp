@@ -118,8 +118,8 @@ void Trainer::train_step() {
   };
   if (!std::isfinite(value)) stop_here(fmt::format("the loss is {}", std::isnan(value) ? std::abs(value) : value).c_str());
   loss.value.backward();
-  if (options_.clip_norm > 0) optim::clip_grad_norm(parameters_, options_.clip_norm);
-  if (!optimizer_.step()) stop_here(fmt::format("the loss is {:.4g}, but a gradient is not finite", value).c_str());
+  const bool finite = options_.clip_norm == 0 || std::isfinite(optim::clip_grad_norm(parameters_, options_.clip_norm));
+  if (!finite || !optimizer_.step()) stop_here(fmt::format("the loss is {:.4g}, but a gradient is not finite", value).c_str());
   loss.value = {};  // its memory can serve the next batch
   task_.next();
   state_.loss.add(value, loss.items);

@@ -206,14 +206,15 @@ TEST_CASE("the first layer that is not finite is named", "[train][trainer]") {
   CHECK_THAT(first_non_finite(of_nan), contains("the batch, as an input of op linear"));
 }
 
-TEST_CASE("a gradient that is not finite stops before the step when asked for", "[train][trainer]") {
+TEST_CASE("a gradient that is not finite stops before the step when asked for, and where its norm is taken anyway", "[train][trainer]") {
+  const TrainerOptions options = GENERATE(TrainerOptions{.check_gradients = true}, TrainerOptions{.clip_norm = 1});
   nn::Sequential model = small_model("none", 0);
   optim::SGD sgd(model.parameters());
   data::Loader batches(small_data(8, 1), {.batch_size = 8});
   model.parameters()[0]->tensor().register_hook([](const Tensor& g) { return g * HUGE_VAL; });
   const std::vector<float> before = model.parameters()[2]->tensor().to_vector<float>();
   Classification task(model, batches);
-  Trainer trainer(task, sgd, {.check_gradients = true});
+  Trainer trainer(task, sgd, options);
   CHECK_THROWS_WITH(trainer.fit(), contains("step 1 (epoch 1)") && contains("but a gradient is not finite") && contains("so a gradient"));
   CHECK(model.parameters()[2]->tensor().to_vector<float>() == before);
 }
