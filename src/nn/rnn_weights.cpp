@@ -55,6 +55,9 @@ void average(Tensor mean, Tensor var, Tensor count, const Tensor& m, const Tenso
   var.copy_(var + part * (v - var));
 }
 
+// Below these, the sizes of parameters can be counted; above, weights [4 H, H] fit into no memory, and slips of the pen would take hours to notice.
+constexpr int64_t most_hidden = (int64_t{1} << 31) - 1, most_layers = 10000;
+
 constexpr const char* sums[] = {"ih", "hh", "c"};
 
 }  // namespace
@@ -81,6 +84,8 @@ void check_options(RecurrentCell cell, const RecurrentLayerOptions& o) {
   const char* name = cell_name(cell);
   for (const auto& [what, size] : {std::pair{"input", o.input}, {"hidden", o.hidden}, {"layers", o.layers}})
     if (size < 1) fail_input(name, "{}: expected a size >= 1, got {}", what, size);
+  if (o.hidden > most_hidden) fail_input(name, "hidden: expected a size <= {}, got {}", most_hidden, o.hidden);
+  if (o.layers > most_layers) fail_input(name, "layers: expected a number <= {}, got {}", most_layers, o.layers);
   if (!(o.dropout >= 0 && o.dropout <= 1)) fail_input(name, "dropout: expected a probability in [0, 1], got {}", o.dropout);
   if (!(o.momentum >= 0 && o.momentum <= 1)) fail_input(name, "momentum: expected a value in [0, 1], got {}", o.momentum);
   if (const double eps = o.eps.value_or(0); !(eps >= 0 && std::isfinite(eps))) fail_input(name, "eps: expected a value >= 0, got {}", eps);

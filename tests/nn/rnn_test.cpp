@@ -66,6 +66,8 @@ TEST_CASE("recurrent layers: what they refuse, in one line") {
   refuses(lstm, {.hidden = 4}, "[lstm] input: expected a size >= 1, got 0");
   refuses(gru, {.input = 3, .hidden = -4}, "[gru] hidden: expected a size >= 1, got -4");
   refuses(RecurrentCell::rnn, {.input = 3, .hidden = 4, .layers = 0}, "[rnn] layers: expected a size >= 1, got 0");
+  refuses(lstm, {.input = 3, .hidden = int64_t{1} << 62}, "[lstm] hidden: expected a size <= 2147483647, got 4611686018427387904");
+  refuses(gru, {.input = 3, .hidden = 4, .layers = int64_t{1} << 62}, "[gru] layers: expected a number <= 10000, got 4611686018427387904");
   refuses(lstm, {.input = 3, .hidden = 4, .dropout = 1.5}, "[lstm] dropout: expected a probability in [0, 1], got 1.5");
   refuses(lstm, {.input = 3, .hidden = 4, .eps = -1.0}, "[lstm] eps: expected a value >= 0, got -1");
   refuses(lstm, {.input = 3, .hidden = 4, .momentum = 2}, "[lstm] momentum: expected a value in [0, 1], got 2");

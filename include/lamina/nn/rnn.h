@@ -80,10 +80,9 @@ struct RecurrentWeights {
 };
 
 /// What LSTM, GRU and RNN have in common; for code that takes the cell as an option.
-/// Throws InputError for sizes < 1, a dropout or momentum outside [0, 1], a norm that the cell does not have (with the list of those it has), batch
-/// without max_steps, a forget bias without biases or of another cell than LSTM.
-/// With batch it warns as BatchNorm does (core/warning.h). initialise_weight_norms() leaves recurrent layers as they are: what a step gives depends
-/// on the steps before it.
+/// Throws InputError for sizes < 1, a hidden >= 2^31, more than 10,000 layers, a dropout or momentum outside [0, 1], a norm that the cell does not
+/// have (with the list of those it has), batch without max_steps, a forget bias without biases or of another cell than LSTM. With batch it warns as
+/// BatchNorm does (core/warning.h). initialise_weight_norms() leaves recurrent layers as they are: what a step gives depends on the steps before it.
 class Recurrent : public Module, public RunningStatistics {
  public:
   Recurrent(RecurrentCell cell, const RecurrentLayerOptions& options);
