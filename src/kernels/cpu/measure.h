@@ -19,13 +19,13 @@ namespace lamina::kernels::HWY_NAMESPACE {
 // Sums of d and d^2 with d = x - origin over [0, n), of several rows side by side: {sums, squares}.
 template <int kRows, class T>
 HWY_INLINE std::array<std::array<double, kRows>, 2> moments_about(const T (&origins)[kRows], int64_t n, const T* const (&x)[kRows]) {
-  constexpr int unroll = kRows >= 4 ? 1 : 4 / kRows;  // independent chains of additions
-  const int64_t step = lanes<T>();
+  constexpr int unroll = kRows >= 4 ? 1 : 4 / kRows;                                  // independent chains of additions
+  const int64_t step = lanes<T>(), chunk = std::min(sum_chunk, 256 * unroll * step);  // no chain is longer than 256, however short vectors are
   std::array<std::array<double, kRows>, 2> totals{};
   Vec<T> origin[kRows];
   for (int r = 0; r < kRows; ++r) origin[r] = set(origins[r]);
-  for (int64_t begin = 0; begin < n; begin += sum_chunk) {
-    const int64_t end = std::min(n, begin + sum_chunk);
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    const int64_t end = std::min(n, begin + chunk);
     Vec<T> sum[kRows][unroll], square[kRows][unroll];
     for (int r = 0; r < kRows; ++r)
       for (int u = 0; u < unroll; ++u) sum[r][u] = square[r][u] = zero<T>();
