@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "core/format.h"
@@ -11,9 +12,19 @@
 namespace lamina::data {
 namespace {
 
-std::vector<int64_t> starts_of(const std::vector<int64_t>& lengths) {
-  std::vector<int64_t> starts(lengths.size() + 1);
-  std::partial_sum(lengths.begin(), lengths.end(), starts.begin() + 1);
+// The row of steps at which each sequence starts, and the number of rows; throws where lengths and rows do not agree.
+std::vector<int64_t> starts_of(const Sequences& s) {
+  std::vector<int64_t> starts{0};
+  starts.reserve(s.lengths.size() + 1);
+  for (size_t i = 0; i < s.lengths.size(); ++i) {
+    if (s.lengths[i] < 0) fail_input("sequences", "lengths: expected at least 0, got {} at position {}", s.lengths[i], i);
+    int64_t sum = 0;
+    starts.push_back(__builtin_add_overflow(starts.back(), s.lengths[i], &sum) ? std::numeric_limits<int64_t>::max() : sum);
+  }
+  if (starts.back() != s.steps.size(0))
+    fail_input("sequences", "lengths: expected a sum of {}, the rows of steps, got {}", s.steps.size(0), starts.back());
+  if (s.targets.rank() == 0 || s.targets.size(0) != s.size())
+    fail_input("sequences", "targets: expected {} rows, one for each sequence, got {}", s.size(), s.targets.shape());
   return starts;
 }
 
@@ -43,7 +54,7 @@ void check_size(const char* problem, int64_t count, int64_t length, int64_t widt
 
 Sequences Sequences::select(std::span<const int64_t> indices) const {
   check_indices(*this, indices);
-  const std::vector<int64_t> starts = starts_of(lengths);
+  const std::vector<int64_t> starts = starts_of(*this);
   Sequences result{{}, {}, rows(targets, indices)};
   std::vector<int64_t> step_rows;
   for (const int64_t i : indices) {
@@ -59,16 +70,11 @@ void check(const Sequences& s) {
   if (s.steps.rank() != 2 || s.steps.dtype() != DType::f32)
     fail_input("sequences", "steps: expected f32 [sum of lengths, C], got {} {}", s.steps.dtype(), s.steps.shape());
   if (s.lengths.empty()) fail_input("sequences", "expected at least one sequence, got none");
-  int64_t sum = 0;
-  for (size_t i = 0; i < s.lengths.size(); ++i) {
-    if (s.lengths[i] < 0) fail_input("sequences", "lengths: expected at least 0, got {} at position {}", s.lengths[i], i);
-    sum += s.lengths[i];
-  }
-  if (sum != s.steps.size(0)) fail_input("sequences", "lengths: expected a sum of {}, the rows of steps, got {}", s.steps.size(0), sum);
   const bool classes = s.targets.dtype() == DType::i64 && (s.targets.rank() == 1 || s.targets.rank() == 2);
   const bool numbers = s.targets.dtype() == DType::f32 && s.targets.rank() == 2;
   if ((!classes && !numbers) || s.targets.size(0) != s.size())
     fail_input("sequences", "targets: expected i64 [{0}], i64 [{0}, R] or f32 [{0}, K], got {1} {2}", s.size(), s.targets.dtype(), s.targets.shape());
+  starts_of(s);
 }
 
 uint32_t checksum(const Sequences& s) {
@@ -86,7 +92,7 @@ SequenceBatch pad(const Sequences& sequences) {
 
 SequenceBatch pad(const Sequences& sequences, std::span<const int64_t> indices) {
   check_indices(sequences, indices);
-  const std::vector<int64_t> starts = starts_of(sequences.lengths);
+  const std::vector<int64_t> starts = starts_of(sequences);
   const auto count = static_cast<int64_t>(indices.size()), width = sequences.width();
   SequenceBatch batch{{}, {}, rows(sequences.targets, indices)};
   for (const int64_t i : indices) batch.lengths.push_back(sequences.lengths[static_cast<size_t>(i)]);

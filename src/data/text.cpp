@@ -157,6 +157,7 @@ Vocabulary Vocabulary::parse(const std::string& text) {
 
 TextBatches::TextBatches(std::shared_ptr<const std::vector<int32_t>> text, const TextBatchesOptions& options)
     : text_(std::move(text)), options_(options) {
+  if (!text_) fail_input("text", "text: expected symbols, got a null pointer");
   if (options.batch_size < 1) fail_input("text", "batch size: expected at least 1, got {}", options.batch_size);
   if (options.steps < 1) fail_input("text", "steps: expected at least 1, got {}", options.steps);
   const auto size = static_cast<int64_t>(text_->size());

@@ -51,6 +51,12 @@ TEST_CASE("sequences that do not add up are refused", "[data][sequences]") {
   CHECK_THROWS_WITH(check(s), contains("lengths: expected a sum of 5, the rows of steps, got 4"));
   s.lengths = {6, -1};
   CHECK_THROWS_WITH(check(s), contains("lengths: expected at least 0, got -1 at position 1"));
+  CHECK_THROWS_WITH(pad(s), contains("lengths: expected at least 0, got -1 at position 1"));
+  s = numbered({2, 2, 1});
+  s.lengths = {INT64_MAX, INT64_MAX, 7};  // 5 in 64 bits
+  CHECK_THROWS_WITH(check(s), contains("lengths: expected a sum of 5, the rows of steps, got "));
+  CHECK_THROWS_WITH(pad(s), contains("lengths: expected a sum of 5"));
+  CHECK_THROWS_WITH(s.select(std::vector<int64_t>{2}), contains("lengths: expected a sum of 5"));
   s = numbered({2, 3});
   s.targets = Tensor::zeros({2});
   CHECK_THROWS_WITH(check(s), contains("targets: expected i64 [2], i64 [2, R] or f32 [2, K], got f32 [2]"));

@@ -88,6 +88,7 @@ TEST_CASE("a corpus shorter than a batch is refused with what it needs (F09)", "
     CHECK_THROWS_WITH(
         TextBatches(counting(count), {.batch_size = 50, .steps = 50}),
         contains("expected at least 2501 symbols (a batch of 50 streams of 50 steps, and the last target), got " + std::to_string(count)));
+  CHECK_THROWS_WITH(TextBatches(nullptr, {}), contains("text: expected symbols, got a null pointer"));
   CHECK_THROWS_WITH(TextBatches(counting(9), {.batch_size = 0, .steps = 2}), contains("batch size: expected at least 1"));
   CHECK_THROWS_WITH(TextBatches(counting(9), {.batch_size = 2, .steps = 0}), contains("steps: expected at least 1"));
   CHECK_THROWS_WITH(TextBatches(counting(9), {.batch_size = INT64_MAX, .steps = 2}), contains("2^63"));

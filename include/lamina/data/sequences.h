@@ -23,7 +23,7 @@ struct Sequences {
 
   int64_t size() const { return static_cast<int64_t>(lengths.size()); }
   int64_t width() const { return steps.size(1); }
-  /// Throws InputError unless 0 <= each index < size().
+  /// Throws InputError unless 0 <= each index < size(), and for lengths and targets that check() refuses.
   Sequences select(std::span<const int64_t> indices) const;
 };
 
@@ -38,7 +38,7 @@ struct SequenceBatch {
   Tensor targets;                // as in Sequences
 };
 
-/// All of a set, or those named, as one batch.
+/// All of a set, or those named, as one batch. Throws as select().
 SequenceBatch pad(const Sequences& sequences);
 SequenceBatch pad(const Sequences& sequences, std::span<const int64_t> indices);
 

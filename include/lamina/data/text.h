@@ -65,7 +65,7 @@ struct TextBatchesOptions {
 /// for each epoch, from (seed, epoch).
 class TextBatches {
  public:
-  /// Throws InputError for a batch size or steps below 1, and for fewer than N T + 1 symbols.
+  /// Throws InputError for a batch size or steps below 1, for no text and for fewer than N T + 1 symbols.
   TextBatches(std::shared_ptr<const std::vector<int32_t>> text, const TextBatchesOptions& options);
 
   const TextBatchesOptions& options() const { return options_; }
