@@ -226,6 +226,7 @@ Data load_csv(const Options& o) {
   columns.id = o.id;
   columns.classify = o.classify;
   columns.regress = o.regress;
+  columns.ignore = o.ignore;
   data::CsvSequences file = data::read_csv(o.file, columns);
   const int64_t count = file.sequences.size();
   if (count < 2) throw InputError(fmt::format("{}: expected at least 2 sequences, one of them to validate, got {}", o.file, count));
@@ -245,6 +246,7 @@ Data load_csv(const Options& o) {
   data.recipe.id = o.id;
   data.recipe.classify = o.classify;
   data.recipe.regress = o.regress;
+  data.recipe.ignore = o.ignore;
   data.recipe.columns = file.inputs;
   data.recipe.classes = file.classes;
   data.recipe.inputs = file.sequences.width();
@@ -288,12 +290,12 @@ Tensor image_sequences(const Recipe& recipe, const Tensor& images) {
 }
 
 data::CsvSequences read_known(const std::string& path, const Recipe& recipe, bool with_targets) {
-  data::CsvColumns columns{.id = recipe.id, .inputs = recipe.columns, .classes = recipe.classes};
+  data::CsvColumns columns{.id = recipe.id, .ignore = recipe.ignore, .inputs = recipe.columns, .classes = recipe.classes};
   if (with_targets) {
     columns.classify = recipe.classify;
     columns.regress = recipe.regress;
   } else {
-    columns.ignore = recipe.regress;
+    columns.ignore.insert(columns.ignore.end(), recipe.regress.begin(), recipe.regress.end());
     if (!recipe.classify.empty()) columns.ignore.push_back(recipe.classify);
   }
   data::CsvSequences file = data::read_csv(path, columns);

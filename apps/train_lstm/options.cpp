@@ -29,8 +29,9 @@ constexpr const char* footer =
     "  adding      the sum of the two marked numbers among --length; always saying 1 has mean squared error 0.167.\n"
     "  copy        say ten symbols again after --length blanks; guessing has NLL 2.08. Both are drawn anew each step, 100 steps an epoch.\n"
     "  csv FILE    your own sequences. A header names the columns; rows with the same id (--id) stand together and are one sequence, a row a step;\n"
-    "              the target (--classify or --regress) is read from a sequence's last row; all other columns are inputs, finite numbers. Inputs\n"
-    "              and numbers to regress are standardised over the training sequences, and the mean squared error is in units of the variance.\n"
+    "              the target (--classify or --regress) is read from a sequence's last row; all other columns (but --ignore) are inputs, finite\n"
+    "              numbers. Inputs and numbers to regress are standardised over the training sequences; the mean squared error is in units of the\n"
+    "              variance.\n"
     "A run leaves OUT/: run.json, metrics.csv, last.safetensors (to resume), best.safetensors (best on the validation data); with --norms "
     "OUT/<norm>/\n"
     "each, and figure.svg and figure.png. Both checkpoints hold the model's options, vocabulary and columns, so they are all it takes to use it.\n"
@@ -61,6 +62,7 @@ void add_data(CLI::App& app, Options& o) {
   grouped(app.add_option("--id", o.id, "csv: column that says which rows are one sequence"), group, "NAME");
   grouped(app.add_option("--classify", o.classify, "csv: column of class names to tell"), group, "NAME");
   grouped(app.add_option("--regress", o.regress, "csv: columns of numbers to tell")->delimiter(','), group, "LIST");
+  grouped(app.add_option("--ignore", o.ignore, "csv: columns to pass over")->delimiter(','), group, "LIST");
 }
 
 void add_model(CLI::App& app, Options& o) {
@@ -163,6 +165,7 @@ const std::vector<Belongs>& belongings() {
       {"--id", {"csv"}},
       {"--classify", {"csv"}},
       {"--regress", {"csv"}},
+      {"--ignore", {"csv"}},
       {"--embedding", {"text"}},
   };
   return list;
@@ -200,9 +203,11 @@ void check_training(const CLI::App& app, const Options& o) {
   if (o.task == "csv" && o.classify.empty() == o.regress.empty())
     throw InputError("--task csv: expected either --classify COLUMN or --regress COLUMNS");
   cli::require_distinct("--regress", o.regress);
+  cli::require_distinct("--ignore", o.ignore);
   if (o.task == "adding" && o.length < 2) throw InputError(fmt::format("--length: expected at least 2 for adding, got {}", o.length));
   if (o.task == "text" && o.bidirectional)
     throw InputError("--bidirectional: a text is read forward, for the other direction reads what is to be predicted");
+  if (app.count("--norm") > 0 && app.count("--norms") > 0) throw InputError("--norm and --norms: expected one of them, got both");
   if (o.epochs > 0 && o.steps > 0) throw InputError("--epochs and --steps: expected one of them, got both");
   if (o.forget_bias && o.cell != "lstm") throw InputError(fmt::format("--forget-bias: {} has no forget gate", o.cell));
   check_norms(o);
@@ -268,6 +273,7 @@ train::RunInfo describe(const Options& o, const std::string& norm) {
     add("id", o.id);
     if (!o.classify.empty()) add("classify", o.classify);
     if (!o.regress.empty()) add("regress", fmt::format("{}", fmt::join(o.regress, ",")));
+    if (!o.ignore.empty()) add("ignore", fmt::format("{}", fmt::join(o.ignore, ",")));
   }
   if (o.task == "adding" || o.task == "copy") add("length", o.length);
   if (o.task == "pixels") add("permute", o.permute);

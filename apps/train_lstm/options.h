@@ -35,7 +35,7 @@ struct Options {
   int64_t limit = 0;
   std::string data;
   std::string id = "sequence", classify;
-  std::vector<std::string> regress;
+  std::vector<std::string> regress, ignore;
 
   int64_t batch_size = 64;
   int64_t epochs = 0, steps = 0;

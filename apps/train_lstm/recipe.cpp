@@ -61,6 +61,7 @@ void each_field(R& r, Visit&& visit) {
   visit("id", r.id);
   visit("classify", r.classify);
   visit("regress", r.regress);
+  visit("ignore", r.ignore);
   visit("columns", r.columns);
   visit("classes", r.classes);
   visit("input_mean", r.input_mean);

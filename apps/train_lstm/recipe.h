@@ -28,7 +28,7 @@ struct Recipe {
   int64_t permute = 0;            // pixels
   int64_t length = 0;             // adding, copy
   std::string id, classify;       // csv, and so are the rest
-  std::vector<std::string> regress, columns, classes;
+  std::vector<std::string> regress, ignore, columns, classes;
   std::vector<double> input_mean, input_scale, target_mean, target_scale;  // standardised = (value - mean) / scale
 };
 

@@ -89,16 +89,16 @@ std::optional<Result> finished_result(const Options& options, const Data& data, 
   const std::optional<train::PastRun> run = train::find_run(folder, describe(options, norm));
   if (!run) return std::nullopt;
   if (!options.resume) throw InputError(fmt::format("{}: holds a run already; --resume continues it, or choose another --out", folder.string()));
+  if (const fs::path checkpoint = folder / "last.safetensors"; fs::exists(checkpoint)) {  // throws when it belongs to another run, or to other data
+    Parts parts(options, data, with_norm(data.recipe, norm));
+    train::Trainer(*parts.task, *parts.optimizer).resume(checkpoint);
+  }
   const Length length = length_of(options, data);
   const double steps =
       static_cast<double>(length.steps > 0 ? length.steps : length.epochs) * static_cast<double>(length.steps > 0 ? 1 : data.batches);
   const bool out_of_patience = options.patience > 0 && cli::number(run->results, "waited") >= static_cast<double>(options.patience);
   if (run->status == "finished" && (cli::number(run->results, "steps") >= steps || out_of_patience)) return Result{norm, run->results};
   cli::check_checkpoint(folder, run->status);
-  if (const fs::path checkpoint = folder / "last.safetensors"; fs::exists(checkpoint)) {  // throws when it belongs to another run
-    Parts parts(options, data, with_norm(data.recipe, norm));
-    train::Trainer(*parts.task, *parts.optimizer).resume(checkpoint);
-  }
   return std::nullopt;
 }
 

@@ -104,6 +104,7 @@ Layout layout_of(const Reader& reader, const Row& header, const CsvColumns& colu
   Layout layout{find(columns.id), {}, {}};
   for (const std::string& name : special) layout.targets.push_back(find(name));
   special.push_back(columns.id);
+  if (columns.inputs.empty()) std::ranges::for_each(columns.ignore, find);  // else a slip of the pen would be an input
   const auto is_special = [&](const std::string& name) { return std::ranges::count(special, name) + std::ranges::count(columns.ignore, name) > 0; };
   std::ranges::copy_if(names, std::back_inserter(inputs), [&](const std::string& name) { return !is_special(name); });
   if (inputs.empty()) reader.fail_at(header.line, "expected a column of inputs beside {}", fmt::join(special, ", "));

@@ -246,7 +246,8 @@ TEST_CASE("results are safe: an existing run, another run's checkpoint, a full d
   const std::string checkpoint = get(work / "run/last.safetensors"), csv = get(work / "run/metrics.csv");
   check_refused(run(small(work / "run")), "holds a run already; --resume continues it");
   check_refused(run(small(work / "run", {"--resume", "--lr", "0.5"})), "its lr is 0.002, not 0.5");
-  check_refused(run(small(work / "run", {"--resume"}, 500)), "data.symbols");  // another text
+  check_refused(run(small(work / "run", {"--resume"}, 500)), "data.symbols");                   // another text
+  check_refused(run(small(work / "run", {"--resume", "--epochs", "1"}, 500)), "data.symbols");  // whose results those of the finished run are not
 
   // A checkpoint of another shape (F11).
   REQUIRE(run(small(work / "wide", {"--epochs", "1", "--hidden", "17"})).code == 0);

@@ -73,6 +73,8 @@ TEST_CASE("what is wrong with a file is said with its line", "[data][csv]") {
   refused(head + "a,1,u\nb,1,\xFF\n", "line 3: byte 0xFF is not UTF-8");
   refused("id,x,label\na,1,u\n", "line 1: expected a column 'sequence', got id, x, label");
   refused("sequence,x,class\na,1,u\n", "line 1: expected a column 'label', got sequence, x, class");
+  refused("sequence,x,note,label\na,1,n,u\n", "line 1: expected a column 'notes', got sequence, x, note, label",
+          {.classify = "label", .ignore = {"notes"}});
   refused("sequence,x,x,label\na,1,1,u\n", "line 1: column 'x' is named twice");
   refused("sequence,label\na,u\n", "line 1: expected a column of inputs beside label, sequence");
   refused("sequence,x,z,label\na,1,2,u\n", "column 'z' is none of the model's inputs: x",

@@ -21,7 +21,7 @@ struct CsvColumns {
   std::string id = "sequence";
   std::string classify = {};              // a column of class names
   std::vector<std::string> regress = {};  // columns of numbers
-  std::vector<std::string> ignore = {};   // passed over
+  std::vector<std::string> ignore = {};   // passed over; they must be there, unless `inputs` says what a model knows
   /// What a model knows: the input columns in its order, and its classes. Empty: those of the file, inputs in its order, classes sorted.
   std::vector<std::string> inputs = {}, classes = {};
 };
