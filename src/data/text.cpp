@@ -17,6 +17,9 @@ struct Decoded {
   size_t bytes = 0;  // 0: not UTF-8
 };
 
+// Unicode's scalar values: no halves of surrogate pairs.
+bool is_symbol(char32_t symbol) { return symbol < 0xD800 || (symbol >= 0xE000 && symbol < 0x110000); }
+
 // The character at the start of `text`, which is not empty.
 Decoded first_character(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
@@ -30,7 +33,7 @@ Decoded first_character(std::string_view text) {
     symbol = symbol << 6 | (byte(i) & 0x3Fu);
   }
   const char32_t least = bytes == 2 ? 0x80 : bytes == 3 ? 0x800 : 0x10000;
-  if (symbol < least || symbol > 0x10FFFF || (symbol >= 0xD800 && symbol < 0xE000)) return {};
+  if (symbol < least || !is_symbol(symbol)) return {};
   return {symbol, bytes};
 }
 
@@ -147,7 +150,7 @@ Vocabulary Vocabulary::parse(const std::string& text) {
   for (const char *at = text.data() + begin.size(), *end = text.data() + text.size(); good && at != end;) {
     uint32_t symbol = 0;
     const auto [rest, error] = std::from_chars(at + 1, end, symbol);
-    good = *at == ' ' && error == std::errc() && symbol < 0x110000 && (result.symbols_.empty() || result.symbols_.back() < symbol);
+    good = *at == ' ' && error == std::errc() && is_symbol(symbol) && (result.symbols_.empty() || result.symbols_.back() < symbol);
     result.symbols_.push_back(symbol);
     at = rest;
   }
