@@ -89,7 +89,7 @@ void check_ends() {
 
 /// A layer-normalised LSTM's walk over 5 steps of up to 6 sequences, forward.
 struct Walk {
-  static constexpr int64_t hidden = 20, width = 4 * hidden, batch = 6, steps = 5;
+  static constexpr int64_t hidden = 20, width = 4 * hidden, batch = 6;
   std::vector<int64_t> alive{6, 6, 4, 3, 1}, offset{0, 6, 12, 16, 19};
   std::vector<float> weight, gain_ih, gain_hh, bias, gain_c, bias_c, a_x;
   std::vector<float> h = std::vector<float>(batch * hidden, 0.0f), c = h, y = std::vector<float>(20 * hidden), raw_c = y;
