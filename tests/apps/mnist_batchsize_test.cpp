@@ -10,11 +10,13 @@
 
 #include "apps/image_files.h"
 #include "apps/process.h"
+#include "apps/program_checks.h"
 #include "train/small_run.h"
 
 using namespace lamina;
 using nlohmann::json;
 using support::Ended;
+using support::last_line;
 namespace fs = std::filesystem;
 using support::get;
 using support::put;
@@ -50,21 +52,7 @@ Ended run(const std::vector<std::string>& options, const std::function<void()>& 
   return support::run("mnist_batchsize", options, prepare);
 }
 
-std::string last_line(std::string text) {
-  REQUIRE(text.ends_with("\n"));
-  text.pop_back();
-  return text.substr(text.rfind('\n') + 1);
-}
-
-// Bad usage or input: one line on standard error that says what, exit code 2, nothing on standard output.
-void check_refused(const Ended& ended, const std::string& text) {
-  INFO(ended.err);
-  CHECK(ended.code == 2);
-  CHECK(ended.out.empty());
-  CHECK(std::count(ended.err.begin(), ended.err.end(), '\n') == 1);
-  CHECK(ended.err.starts_with("mnist_batchsize: "));
-  CHECK_THAT(ended.err, contains(text));
-}
+void check_refused(const Ended& ended, const std::string& text) { support::check_refused("mnist_batchsize", ended, text); }
 
 }  // namespace
 

@@ -8,11 +8,13 @@
 #include <lamina/io/safetensors.h>
 
 #include "apps/process.h"
+#include "apps/program_checks.h"
 #include "train/small_run.h"
 
 using namespace lamina;
 using nlohmann::json;
 using support::Ended;
+using support::results;
 namespace fs = std::filesystem;
 using support::get;
 using support::put;
@@ -22,21 +24,7 @@ namespace {
 
 Ended run(const std::vector<std::string>& options) { return support::run("train_lstm", options); }
 
-json results(const Ended& ended) {
-  INFO(ended.err);
-  REQUIRE(ended.code == 0);
-  const std::string text = ended.out.substr(0, ended.out.size() - 1);
-  return json::parse(text.substr(text.rfind('\n') + 1));
-}
-
-void check_refused(const Ended& ended, const std::string& text) {
-  INFO(ended.err);
-  CHECK(ended.code == 2);
-  CHECK(ended.out.empty());
-  CHECK(std::count(ended.err.begin(), ended.err.end(), '\n') == 1);
-  CHECK(ended.err.starts_with("train_lstm: "));
-  CHECK_THAT(ended.err, contains(text));
-}
+void check_refused(const Ended& ended, const std::string& text) { support::check_refused("train_lstm", ended, text); }
 
 // Sequences of 2 to 8 steps of which the sign of the first number is a class, and the sum of all a number.
 std::string table(int64_t count, uint64_t seed, bool targets = true) {

@@ -11,11 +11,13 @@
 #include <lamina/core/random.h>
 
 #include "apps/process.h"
+#include "apps/program_checks.h"
 #include "train/small_run.h"
 
 using namespace lamina;
 using nlohmann::json;
 using support::Ended;
+using support::results;
 namespace fs = std::filesystem;
 using support::get;
 using support::put;
@@ -49,22 +51,7 @@ std::vector<std::string> small(const fs::path& out, const std::vector<std::strin
   return options;
 }
 
-json results(const Ended& ended) {
-  INFO(ended.err);
-  REQUIRE(ended.code == 0);
-  const std::string text = ended.out.substr(0, ended.out.size() - 1);
-  return json::parse(text.substr(text.rfind('\n') + 1));
-}
-
-// Bad usage or input: one line on standard error that says what, exit code 2, nothing on standard output.
-void check_refused(const Ended& ended, const std::string& text) {
-  INFO(ended.err);
-  CHECK(ended.code == 2);
-  CHECK(ended.out.empty());
-  CHECK(std::count(ended.err.begin(), ended.err.end(), '\n') == 1);
-  CHECK(ended.err.starts_with("train_lstm: "));
-  CHECK_THAT(ended.err, contains(text));
-}
+void check_refused(const Ended& ended, const std::string& text) { support::check_refused("train_lstm", ended, text); }
 
 }  // namespace
 
