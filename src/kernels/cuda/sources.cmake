@@ -1,5 +1,6 @@
 # The files of the CUDA backend, for nvcc (CMakeLists.txt beside this) and for the emulator (tests/CMakeLists.txt).
 set(lamina_cuda_sources
+  ${CMAKE_CURRENT_LIST_DIR}/fault.cpp
   ${CMAKE_CURRENT_LIST_DIR}/launch.cpp
   ${CMAKE_CURRENT_LIST_DIR}/norm_row.cu
   ${CMAKE_CURRENT_LIST_DIR}/optimizer.cu
