@@ -13,6 +13,8 @@ namespace lamina::kernels {
 struct MoveKernels {
   virtual ~MoveKernels() = default;
 
+  /// CUDA: either side may be host memory. A copy to the host waits for the device (and throws what went wrong there); the source of a copy from the
+  /// host may be changed as soon as this returns.
   virtual void copy(int64_t bytes, const void* source, void* target) const = 0;
   /// n elements of `dtype`, all `value` (integers: truncated).
   virtual void fill(DType dtype, int64_t n, double value, void* target) const = 0;
@@ -25,8 +27,9 @@ struct MoveKernels {
   virtual void strided_copy(size_t element_size, const Broadcast& space, const void* source, void* target) const = 0;
   /// `rows` runs of `width` bytes between two pitches (concatenation, slices along an axis).
   virtual void copy_2d(int64_t rows, int64_t width_bytes, const void* source, int64_t source_pitch, void* target, int64_t target_pitch) const = 0;
-  /// target[i] = source[index[i]], rows of `row_bytes`. Indices are checked by the caller.
-  virtual void gather_rows(int64_t count, int64_t row_bytes, const void* source, const int64_t* index, void* target) const = 0;
+  /// target[i] = source[index[i]], i < count, of `rows` rows of `row_bytes`. On the CPU the caller has checked the indices; on CUDA one that is out
+  /// of range gives zeros and is reported (kernels/cuda/fault.h).
+  virtual void gather_rows(int64_t count, int64_t rows, int64_t row_bytes, const void* source, const int64_t* index, void* target) const = 0;
 };
 
 }  // namespace lamina::kernels

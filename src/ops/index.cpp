@@ -41,7 +41,8 @@ Tensor index_select(const Tensor& x, int axis, const Tensor& index) {
     const char* source = static_cast<const char*>(x.raw_data());
     char* target = static_cast<char*>(y.mutable_raw_data());
     for (int64_t o = 0; o < blocks.outer; ++o)
-      kernels::move(x.device())->gather_rows(count, row, source + o * blocks.axis * row, index.data<int64_t>(), target + o * count * row);
+      kernels::move(x.device())
+          ->gather_rows(count, blocks.axis, row, source + o * blocks.axis * row, index.data<int64_t>(), target + o * count * row);
   }
   if (!autograd::recording({x})) return y;
 
@@ -99,7 +100,8 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding) {
   Tensor y = Tensor::empty(ids.shape().insert(ids.rank(), width), table.dtype(), table.device());
   if (y.numel() > 0)
     kernels::move(table.device())
-        ->gather_rows(ids.numel(), width * static_cast<int64_t>(size_of(table.dtype())), table.raw_data(), ids.data<int64_t>(), y.mutable_raw_data());
+        ->gather_rows(ids.numel(), rows, width * static_cast<int64_t>(size_of(table.dtype())), table.raw_data(), ids.data<int64_t>(),
+                      y.mutable_raw_data());
   if (!autograd::recording({table})) return y;
 
   return autograd::record("embedding", {table}, y, autograd::save({ids}), [padding, rows, width](Backward& b) {

@@ -193,7 +193,7 @@ Tensor gathered_rows(const Tensor& rows, const std::vector<int64_t>& index, int6
   Tensor result = Tensor::empty({count, width}, rows.dtype(), rows.device());
   if (result.numel() == 0) return result;
   const int64_t bytes = result.nbytes() / count;
-  kernels::move(rows.device())->gather_rows(count, bytes, rows.raw_data(), index.data(), result.mutable_raw_data());
+  kernels::move(rows.device())->gather_rows(count, rows.numel() / width, bytes, rows.raw_data(), index.data(), result.mutable_raw_data());
   return result;
 }
 

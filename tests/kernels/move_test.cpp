@@ -137,9 +137,9 @@ TEST_CASE("copy_2d and gather_rows", "[kernels]") {
 
   const std::vector<int64_t> index = {2, 0, 2, 1};
   std::vector<int64_t> rows(16);
-  kernel().gather_rows(4, 32, source.data(), index.data(), rows.data());
+  kernel().gather_rows(4, 3, 32, source.data(), index.data(), rows.data());
   CHECK(rows == std::vector<int64_t>{8, 9, 10, 11, 0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7});
-  kernel().gather_rows(0, 32, nullptr, nullptr, nullptr);
+  kernel().gather_rows(0, 3, 32, nullptr, nullptr, nullptr);
 }
 
 TEST_CASE("movers address rows beyond 2^31 bytes (H01)", "[kernels]") {
@@ -148,7 +148,7 @@ TEST_CASE("movers address rows beyond 2^31 bytes (H01)", "[kernels]") {
   REQUIRE(matrix);
   matrix.get()[2147487999] = 9;
   std::vector<uint8_t> target(width);
-  kernel().gather_rows(1, width, matrix.get(), &row, target.data());
+  kernel().gather_rows(1, row + 1, width, matrix.get(), &row, target.data());
   CHECK(target[8959] == 9);
   target.assign(width, 0);
   kernel().copy_2d(2, width / 2, matrix.get() + width / 2, row * width, target.data(), width / 2);

@@ -157,7 +157,7 @@ struct CpuMove final : MoveKernels {
     });
   }
 
-  void gather_rows(int64_t count, int64_t row_bytes, const void* source, const int64_t* index, void* target) const override {
+  void gather_rows(int64_t count, int64_t /*rows*/, int64_t row_bytes, const void* source, const int64_t* index, void* target) const override {
     parallel_for(count, std::max<int64_t>(1, kGrainBytes / 4 / std::max<int64_t>(1, row_bytes)), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         copy_bytes(row_bytes, static_cast<const char*>(source) + index[i] * row_bytes, static_cast<char*>(target) + i * row_bytes);
