@@ -102,7 +102,9 @@ double sum_of_squares(const Gradient& gradient) {
   if (gradient.dense.defined()) {
     return with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
       using T = decltype(zero);
-      return kernels::reduce<T>(gradient.dense.device())->sum_of_squares(gradient.dense.numel(), gradient.dense.data<T>());
+      Tensor sum = Tensor::zeros({}, DType::f64, gradient.dense.device());
+      kernels::reduce<T>(gradient.dense.device())->sum_of_squares(gradient.dense.numel(), gradient.dense.data<T>(), sum.mutable_data<double>());
+      return sum.item();
     });
   }
   double sum = 0;
@@ -142,7 +144,9 @@ bool all_finite(Gradient& gradient, const Shape& shape) {
   }
   return with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    return kernels::reduce<T>(gradient.dense.device())->all_finite(gradient.dense.numel(), gradient.dense.data<T>());
+    Tensor finite = Tensor::ones({}, DType::u8, gradient.dense.device());
+    kernels::reduce<T>(gradient.dense.device())->all_finite(gradient.dense.numel(), gradient.dense.data<T>(), finite.mutable_data<uint8_t>());
+    return finite.item() != 0;
   });
 }
 

@@ -66,8 +66,20 @@ std::string human(int64_t bytes) {
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
-class CpuPool {
+/// For sanitizers: the first `bytes` of a buffer may be used.
+void mark_live([[maybe_unused]] void* pointer, [[maybe_unused]] int64_t bytes, [[maybe_unused]] int64_t whole) {
+  ASAN_UNPOISON_MEMORY_REGION(pointer, static_cast<size_t>(whole));
+#if defined(__SANITIZE_ADDRESS__)
+  std::memset(pointer, 0xFF, static_cast<size_t>(whole));  // NaN as f32 and f64: reading what was never written shows
+#endif
+  ASAN_POISON_MEMORY_REGION(static_cast<char*>(pointer) + bytes, static_cast<size_t>(whole - bytes));
+}
+
+/// The buffers of one device. Those of a GPU are used by one stream, so that a buffer can be handed on before the work on it is done.
+class Pool {
  public:
+  explicit Pool(Device device) : device_(device) {}
+
   void* allocate(int64_t bytes) {
     if (bytes > largest) fail_out_of_memory(bytes);
     const SizeClass size = size_class(bytes);
@@ -79,21 +91,17 @@ class CpuPool {
       list.pop_back();
       stats_.cached_bytes -= size.bytes;
     } else {
-      pointer = system_allocate(size.bytes);
+      pointer = from_system(size.bytes);
       if (!pointer) {
         release_cached();
-        pointer = system_allocate(size.bytes);
+        pointer = from_system(size.bytes);
       }
       if (!pointer) fail_out_of_memory(size.bytes);
       ++stats_.system_allocations;
     }
     stats_.current_bytes += size.bytes;
     stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.current_bytes);
-    ASAN_UNPOISON_MEMORY_REGION(pointer, static_cast<size_t>(size.bytes));
-#if defined(__SANITIZE_ADDRESS__)
-    std::memset(pointer, 0xFF, static_cast<size_t>(size.bytes));  // NaN as f32 and f64: reading what was never written shows
-#endif
-    ASAN_POISON_MEMORY_REGION(static_cast<char*>(pointer) + bytes, static_cast<size_t>(size.bytes - bytes));
+    if (device_.is_cpu()) mark_live(pointer, bytes, size.bytes);
     return pointer;
   }
 
@@ -103,7 +111,7 @@ class CpuPool {
     free_[size.index].push_back(pointer);
     stats_.current_bytes -= size.bytes;
     stats_.cached_bytes += size.bytes;
-    ASAN_POISON_MEMORY_REGION(pointer, static_cast<size_t>(size.bytes));
+    if (device_.is_cpu()) ASAN_POISON_MEMORY_REGION(pointer, static_cast<size_t>(size.bytes));
   }
 
   void release_all_cached() {
@@ -125,19 +133,29 @@ class CpuPool {
   }
 
  private:
+  void* from_system(int64_t bytes) const { return kernels::on_cuda(device_) ? kernels::CudaBackend::allocate(bytes) : system_allocate(bytes); }
+
   void release_cached() {
+    const bool cuda = kernels::on_cuda(device_);
     for (auto& list : free_) {
-      for (void* pointer : list) std::free(pointer);
+      for (void* pointer : list) cuda ? kernels::CudaBackend::release(pointer) : std::free(pointer);
       list.clear();
     }
     stats_.cached_bytes = 0;
   }
 
   [[noreturn]] void fail_out_of_memory(int64_t wanted) const {
-    fail("memory", "out of memory on cpu: wanted {}, {} held by live tensors, {} cached{}", human(wanted), human(stats_.current_bytes),
-         human(stats_.cached_bytes), limit_ > 0 ? ", limit " + human(limit_) : "");
+    std::string text = fmt::format("out of memory on {}: wanted {}, {} held by live tensors, {} cached", device_, human(wanted),
+                                   human(stats_.current_bytes), human(stats_.cached_bytes));
+    if (limit_ > 0) text += ", limit " + human(limit_);
+    if (kernels::on_cuda(device_)) {
+      const auto [free, total] = kernels::CudaBackend::memory();
+      text += fmt::format(", {} of {} free on the GPU", human(free), human(total));
+    }
+    fail("memory", text);
   }
 
+  const Device device_;
   std::mutex mutex_;
   std::array<std::vector<void*>, 192> free_;
   MemoryStats stats_;
@@ -145,27 +163,31 @@ class CpuPool {
 };
 
 // Never destroyed: tensors in static variables may outlive any static pool.
-CpuPool& cpu_pool() {
-  static CpuPool* pool = new CpuPool;
-  return *pool;
+Pool& pool(Device device) {
+  static Pool* const cpu = new Pool(Device::cpu());
+  if (device.is_cpu()) return *cpu;
+  constexpr int most = 64;
+  static std::array<Pool*, most> cuda{};
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  Pool*& found = cuda.at(static_cast<size_t>(device.index));
+  if (!found) found = new Pool(Device::cuda(device.index));
+  return *found;
 }
 
 }  // namespace
 
-MemoryStats memory_stats(Device device) { return kernels::require_cpu(device), cpu_pool().stats(); }
-void reset_peak_memory(Device device) { kernels::require_cpu(device), cpu_pool().reset_peak(); }
-void release_cached_memory(Device device) { kernels::require_cpu(device), cpu_pool().release_all_cached(); }
-void set_memory_limit(int64_t bytes, Device device) { kernels::require_cpu(device), cpu_pool().set_limit(bytes); }
+MemoryStats memory_stats(Device device) { return pool(device).stats(); }
+void reset_peak_memory(Device device) { pool(device).reset_peak(); }
+void release_cached_memory(Device device) { pool(device).release_all_cached(); }
+void set_memory_limit(int64_t bytes, Device device) { pool(device).set_limit(bytes); }
 
 namespace detail {
 
-void* allocate(int64_t bytes, Device device) {
-  kernels::require_cpu(device);
-  return bytes == 0 ? nullptr : cpu_pool().allocate(bytes);
-}
+void* allocate(int64_t bytes, Device device) { return bytes == 0 ? nullptr : pool(device).allocate(bytes); }
 
-void release(void* pointer, int64_t bytes, Device) {
-  if (pointer) cpu_pool().release(pointer, bytes);
+void release(void* pointer, int64_t bytes, Device device) {
+  if (pointer) pool(device).release(pointer, bytes);
 }
 
 }  // namespace detail

@@ -37,6 +37,12 @@ void check_type(const detail::TensorImpl& impl) {
   if (impl.dtype != dtype_of<T>()) fail("tensor", "asked for {} data, but the tensor is {} {}", dtype_of<T>(), impl.dtype, impl.shape);
 }
 
+/// Copies between any two devices.
+void move_across(Tensor& target, const Tensor& source) {
+  if (!source.device().is_cpu() && !target.device().is_cpu() && !(source.device() == target.device())) synchronize(source.device());
+  kernels::move(target.device().is_cpu() ? source.device() : target.device())->copy(target.nbytes(), source.raw_data(), target.mutable_raw_data());
+}
+
 void check_in_place(const detail::TensorImpl& impl, const char* op) {
   if (impl.node) fail(op, "the tensor {} was computed by the graph; change a leaf, or a detach() or clone() of it", impl.shape);
 }
@@ -104,7 +110,11 @@ T* Tensor::mutable_data() {
 
 double Tensor::item() const {
   if (numel() != 1) fail("item", "expected a tensor with one element, got {}", shape());
-  return with_type(dtype(), [&](auto zero) { return static_cast<double>(*data<decltype(zero)>()); });
+  return with_type(dtype(), [&](auto zero) {
+    decltype(zero) value{};
+    copy_to(std::span(&value, 1));
+    return static_cast<double>(value);
+  });
 }
 
 template <class T>
@@ -140,7 +150,7 @@ void Tensor::copy_(const Tensor& source) {
   // Two slices of one buffer may overlap: threads that copy their parts must not read what others have written.
   const char *const mine = impl_->bytes(), *const theirs = source.impl()->bytes();
   if (impl_->storage == source.impl()->storage && mine < theirs + nbytes() && theirs < mine + nbytes()) return copy_(source.clone());
-  kernels::move(device())->copy(nbytes(), source.raw_data(), mutable_raw_data());
+  move_across(*this, source);
 }
 
 Tensor Tensor::detach() const {

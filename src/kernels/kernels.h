@@ -5,7 +5,9 @@
 // A kernel that a backend lacks is a compile error. Outputs must not overlap inputs unless a comment says that they may.
 
 #include <lamina/core/device.h>
-#include <lamina/core/error.h>
+
+#include <string>
+#include <utility>
 
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
@@ -21,7 +23,7 @@
 
 namespace lamina::kernels {
 
-// What a backend provides; kernels/cpu/*.cpp define these for CpuBackend.
+// What a backend provides. kernels/cpu/*.cpp define these.
 struct CpuBackend {
   template <class T>
   static const GemmKernels<T>& gemm();
@@ -44,52 +46,96 @@ struct CpuBackend {
   static const MoveKernels& move();
 };
 
-inline constexpr const char* no_cuda = "built without CUDA: that backend is not complete yet (docs/cuda.md)";
-[[noreturn]] inline void fail_no_cuda() { fail("device", no_cuda); }
+/// kernels/cuda/* define these, or, in a build without CUDA, kernels/no_cuda.cpp. Kernels work on the current GPU, queue their work on its stream and
+/// return.
+struct CudaBackend {
+  template <class T>
+  static const GemmKernels<T>& gemm();
+  template <class T>
+  static const ElementwiseKernels<T>& elementwise();
+  template <class T>
+  static const ReduceKernels<T>& reduce();
+  template <class T>
+  static const IndexKernels<T>& index();
+  template <class T>
+  static const NormKernels<T>& norm();
+  template <class T>
+  static const SoftmaxKernels<T>& softmax();
+  template <class T>
+  static const RandomKernels<T>& random();
+  template <class T>
+  static const OptimizerKernels<T>& optimizer();
+  template <class T>
+  static const RecurrentKernels<T>& recurrent();
+  static const MoveKernels& move();
 
-inline void require_cpu(Device device) {
-  if (!device.is_cpu()) fail_no_cuda();
+  static bool built();
+  /// GPUs that can be used; 0 also where the driver is missing or too old, and then why_none() says so.
+  static int count();
+  static std::string why_none();
+  static std::string name(int index);
+  /// Makes a GPU the current one of this thread. Throws Error where there is no such GPU.
+  static void use(int index);
+
+  // On the current GPU.
+  /// Null when there is not that much.
+  static void* allocate(int64_t bytes);
+  static void release(void* memory) noexcept;
+  /// Bytes that the GPU has free, and all of it.
+  static std::pair<int64_t, int64_t> memory();
+  /// Waits until all work is done; throws what went wrong in it.
+  static void synchronize();
+
+  /// Of the products of all GPUs: whether f32 may be rounded to TF32.
+  static void allow_tf32(bool allow);
+};
+
+/// Whether a tensor there is CUDA's; makes its GPU the current one.
+inline bool on_cuda(Device device) {
+  if (device.is_cpu()) return false;
+  CudaBackend::use(device.index);
+  return true;
 }
 
 // How ops reach their backend: kernels::norm<T>(x.device())->row_forward(...).
 // T = float or double.
 template <class T>
 Timed<GemmKernels<T>> gemm(Device device) {
-  return require_cpu(device), Timed(CpuBackend::gemm<T>(), Family::gemm);
+  return Timed(on_cuda(device) ? CudaBackend::gemm<T>() : CpuBackend::gemm<T>(), Family::gemm);
 }
 template <class T>
 Timed<ReduceKernels<T>> reduce(Device device) {
-  return require_cpu(device), Timed(CpuBackend::reduce<T>(), Family::reduce);
+  return Timed(on_cuda(device) ? CudaBackend::reduce<T>() : CpuBackend::reduce<T>(), Family::reduce);
 }
 template <class T>
 Timed<NormKernels<T>> norm(Device device) {
-  return require_cpu(device), Timed(CpuBackend::norm<T>(), Family::norm);
+  return Timed(on_cuda(device) ? CudaBackend::norm<T>() : CpuBackend::norm<T>(), Family::norm);
 }
 template <class T>
 Timed<SoftmaxKernels<T>> softmax(Device device) {
-  return require_cpu(device), Timed(CpuBackend::softmax<T>(), Family::softmax);
+  return Timed(on_cuda(device) ? CudaBackend::softmax<T>() : CpuBackend::softmax<T>(), Family::softmax);
 }
 template <class T>
 Timed<RandomKernels<T>> random(Device device) {
-  return require_cpu(device), Timed(CpuBackend::random<T>(), Family::random);
+  return Timed(on_cuda(device) ? CudaBackend::random<T>() : CpuBackend::random<T>(), Family::random);
 }
 template <class T>
 Timed<OptimizerKernels<T>> optimizer(Device device) {
-  return require_cpu(device), Timed(CpuBackend::optimizer<T>(), Family::optimizer);
+  return Timed(on_cuda(device) ? CudaBackend::optimizer<T>() : CpuBackend::optimizer<T>(), Family::optimizer);
 }
 template <class T>
 Timed<RecurrentKernels<T>> recurrent(Device device) {
-  return require_cpu(device), Timed(CpuBackend::recurrent<T>(), Family::recurrent);
+  return Timed(on_cuda(device) ? CudaBackend::recurrent<T>() : CpuBackend::recurrent<T>(), Family::recurrent);
 }
 // T = float, double, int64_t or uint8_t (the integers: only what elementwise.h and index.h say).
 template <class T>
 Timed<ElementwiseKernels<T>> elementwise(Device device) {
-  return require_cpu(device), Timed(CpuBackend::elementwise<T>(), Family::elementwise);
+  return Timed(on_cuda(device) ? CudaBackend::elementwise<T>() : CpuBackend::elementwise<T>(), Family::elementwise);
 }
 template <class T>
 Timed<IndexKernels<T>> index(Device device) {
-  return require_cpu(device), Timed(CpuBackend::index<T>(), Family::index);
+  return Timed(on_cuda(device) ? CudaBackend::index<T>() : CpuBackend::index<T>(), Family::index);
 }
-inline Timed<MoveKernels> move(Device device) { return require_cpu(device), Timed(CpuBackend::move(), Family::move); }
+inline Timed<MoveKernels> move(Device device) { return Timed(on_cuda(device) ? CudaBackend::move() : CpuBackend::move(), Family::move); }
 
 }  // namespace lamina::kernels

@@ -19,10 +19,10 @@ struct ReduceKernels {
   /// Index of the first largest (smallest) element along the middle; a NaN wins.
   virtual void arg_reduce(bool largest, int64_t outer, int64_t axis, int64_t inner, const T* x, int64_t* y) const = 0;
 
-  /// sum of x_i^2, accumulated in double.
-  virtual double sum_of_squares(int64_t n, const T* x) const = 0;
-  /// Whether every element is finite.
-  virtual bool all_finite(int64_t n, const T* x) const = 0;
+  /// *sum += sum of x_i^2, accumulated in double. The result stays in the device's memory, as that of all_finite does.
+  virtual void sum_of_squares(int64_t n, const T* x, double* sum) const = 0;
+  /// *finite = 0 if an element is not finite; else it stays as it is.
+  virtual void all_finite(int64_t n, const T* x, uint8_t* finite) const = 0;
 };
 
 }  // namespace lamina::kernels

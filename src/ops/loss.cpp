@@ -137,8 +137,9 @@ Tensor mse_loss(const Tensor& x, const Tensor& target, Reduction reduction) {
     else
       with_float("mse_loss", x.dtype(), [&](auto zero) {
         using T = decltype(zero);
-        const double sum = kernels::reduce<T>(x.device())->sum_of_squares(x.numel(), difference.data<T>());
-        y = Tensor::scalar(sum / divisor(reduction, x.numel()), x.dtype(), x.device());
+        Tensor sum = Tensor::zeros({}, DType::f64, x.device());
+        kernels::reduce<T>(x.device())->sum_of_squares(x.numel(), difference.data<T>(), sum.mutable_data<double>());
+        y = (sum / divisor(reduction, x.numel())).cast(x.dtype());
       });
   }
   return autograd::record("mse_loss", {x, target}, y, autograd::save({difference}), [reduction](autograd::Backward& b) {

@@ -191,7 +191,9 @@ Tensor sum_to(const Tensor& x, const Shape& shape) {
 bool all_finite(const Tensor& x) {
   return with_float("all_finite", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
-    return kernels::reduce<T>(x.device())->all_finite(x.numel(), x.data<T>());
+    Tensor finite = Tensor::ones({}, DType::u8, x.device());
+    kernels::reduce<T>(x.device())->all_finite(x.numel(), x.data<T>(), finite.mutable_data<uint8_t>());
+    return finite.item() != 0;
   });
 }
 

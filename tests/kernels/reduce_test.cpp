@@ -10,6 +10,20 @@ using kernels::Reduction;
 
 namespace {
 
+template <class T>
+double sum_of_squares(int64_t n, const T* x) {
+  double sum = 0;
+  CpuBackend::reduce<T>().sum_of_squares(n, x, &sum);
+  return sum;
+}
+
+template <class T>
+bool is_finite(int64_t n, const T* x) {
+  uint8_t finite = 1;
+  CpuBackend::reduce<T>().all_finite(n, x, &finite);
+  return finite == 1;
+}
+
 struct Size {
   int64_t outer, axis, inner;
 };
@@ -69,7 +83,7 @@ TEMPLATE_TEST_CASE("reduce: the same bits for every thread count", "[kernels]", 
     for (const int count : {1, 2, 3, 8}) {
       const Threads threads(count);
       const auto y = run(Reduction::sum, size, x);
-      const double total = CpuBackend::reduce<TestType>().sum_of_squares(static_cast<int64_t>(x.size()), x.data());
+      const double total = sum_of_squares<TestType>(static_cast<int64_t>(x.size()), x.data());
       if (count == 1) expected = y, squares = total;
       CHECK(same_bits(y, expected));
       CHECK(total == squares);
@@ -83,7 +97,7 @@ TEST_CASE("reduce: the mean of 20,000,000 ones is 1 (A23)", "[kernels]") {
     for (const Size& size : {Size{1, n, 1}, Size{1, n / 2, 2}, Size{2, n / 2, 1}}) {
       for (const float y : run(Reduction::sum, size, ones)) CHECK(y / static_cast<float>(size.axis) == 1);
     }
-    CHECK(CpuBackend::reduce<float>().sum_of_squares(n, ones.data()) == static_cast<double>(n));
+    CHECK(sum_of_squares<float>(n, ones.data()) == static_cast<double>(n));
   }
 }
 
@@ -103,11 +117,11 @@ TEMPLATE_TEST_CASE("reduce: NaN and infinities reach the result from every posit
         CpuBackend::reduce<T>().arg_reduce(true, 1, axis, inner, x.data(), best);
         right = right && best[0] == at;
         const int64_t n = axis * inner;
-        right = right && !CpuBackend::reduce<T>().all_finite(n, x.data());
+        right = right && !is_finite<T>(n, x.data());
         x[static_cast<size_t>(at * inner)] = static_cast<T>(-infinity);
-        right = right && !CpuBackend::reduce<T>().all_finite(n, x.data());
+        right = right && !is_finite<T>(n, x.data());
         x[static_cast<size_t>(at * inner)] = std::numeric_limits<T>::max();
-        right = right && CpuBackend::reduce<T>().all_finite(n, x.data());
+        right = right && is_finite<T>(n, x.data());
       }
     }
   }
@@ -138,11 +152,11 @@ TEST_CASE("sum_of_squares accumulates in double", "[kernels]") {
   const auto x = random_values<float>(100001, 1, -3, 3);
   long double expected = 0;
   for (const float v : x) expected += static_cast<long double>(v) * v;
-  CHECK(std::abs(CpuBackend::reduce<float>().sum_of_squares(100001, x.data()) / static_cast<double>(expected) - 1) < 1e-14);
+  CHECK(std::abs(sum_of_squares<float>(100001, x.data()) / static_cast<double>(expected) - 1) < 1e-14);
   const std::vector<float> large(5, 1e30f);  // squares beyond float
-  CHECK(CpuBackend::reduce<float>().sum_of_squares(5, large.data()) == 5 * static_cast<double>(1e30f) * 1e30f);
-  CHECK(CpuBackend::reduce<double>().sum_of_squares(0, nullptr) == 0);
-  CHECK(CpuBackend::reduce<double>().all_finite(0, nullptr));
+  CHECK(sum_of_squares<float>(5, large.data()) == 5 * static_cast<double>(1e30f) * 1e30f);
+  CHECK(sum_of_squares<double>(0, nullptr) == 0);
+  CHECK(is_finite<double>(0, nullptr));
 }
 
 TEST_CASE("a loop whose neighbours overlap is summed without a race (I07)", "[kernels]") {

@@ -24,5 +24,16 @@ struct Device {
 
 /// Whether this build of lamina has the CUDA backend.
 bool built_with_cuda();
+/// GPUs that lamina can use: 0 in a build without CUDA, and where the driver is missing or too old.
+int cuda_device_count();
+/// "NVIDIA H100", "cpu".
+std::string device_name(Device device);
+
+/// Waits until everything that was asked of a device is done (work on a GPU is queued, and the calls return at once). Throws Error when some of it
+/// went wrong.
+void synchronize(Device device);
+
+/// Lets f32 products on GPUs round their operands to TF32 (10 bits of mantissa) for speed; off at the start. The CPU never does.
+void allow_tf32(bool allow);
 
 }  // namespace lamina

@@ -1,5 +1,6 @@
 #pragma once
-// Tensor memory: 64-byte aligned buffers from a size-class free list, so that a training loop in its steady state asks nothing of the system.
+// Tensor memory, of each device: buffers (64-byte aligned, on GPUs 256) from a size-class free list, so that a training loop in its steady state asks
+// nothing of the system.
 
 #include <cstdint>
 

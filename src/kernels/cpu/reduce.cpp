@@ -198,7 +198,7 @@ struct CpuReduce final : ReduceKernels<T> {
     });
   }
 
-  double sum_of_squares(int64_t n, const T* x) const override {
+  void sum_of_squares(int64_t n, const T* x, double* sum) const override {
     const int64_t chunks = pieces(n, kChunk);
     std::vector<double> partial(static_cast<size_t>(chunks));
     parallel_for(chunks, kGrain / kChunk, [&](int64_t begin, int64_t end) {
@@ -206,17 +206,17 @@ struct CpuReduce final : ReduceKernels<T> {
     });
     double total = 0;
     for (const double p : partial) total += p;
-    return total;
+    *sum += total;
   }
 
-  bool all_finite(int64_t n, const T* x) const override {
+  void all_finite(int64_t n, const T* x, uint8_t* result) const override {
     std::atomic<bool> finite{true};
     parallel_for(pieces(n, kChunk), kGrain / kChunk, [&](int64_t begin, int64_t end) {
       for (int64_t c = begin; c < end && finite.load(std::memory_order_relaxed); ++c) {
         if (!finite_chunk(std::min(kChunk, n - c * kChunk), x + c * kChunk)) finite.store(false, std::memory_order_relaxed);
       }
     });
-    return finite.load();
+    if (!finite.load()) *result = 0;
   }
 };
 

@@ -1,19 +1,4 @@
 #pragma once
-// What exists of the CUDA backend. It is not part of kernels/kernels.h's choice by device yet: that needs every family (docs/cuda.md says which are
-// there).
+// Shared by the files of the CUDA backend. Its accessors are declared beside the CPU's, in kernels/kernels.h.
 
-#include "kernels/optimizer.h"
-
-namespace lamina::kernels {
-
-struct CudaBackend {
-  template <class T>
-  static const OptimizerKernels<T>& optimizer();
-};
-
-template <>
-const OptimizerKernels<float>& CudaBackend::optimizer<float>();
-template <>
-const OptimizerKernels<double>& CudaBackend::optimizer<double>();
-
-}  // namespace lamina::kernels
+#include "kernels/kernels.h"

@@ -6,7 +6,13 @@
 
 #include <lamina/core/error.h>
 
+#include <array>
+#include <atomic>
+#include <mutex>
 #include <string>
+
+#include "core/memory_pool.h"
+#include "kernels/cuda/device.h"
 
 namespace lamina::kernels::cuda {
 
@@ -37,30 +43,28 @@ void check_launch(const Op& op, cudaError_t status, dim3 grid, dim3 block, size_
 }
 
 cudaStream_t stream() {
-  static const cudaStream_t one = [] {
-    cudaStream_t made = nullptr;
-    check(Op("stream", {}), cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    return made;
-  }();
-  return one;
+  static std::array<std::atomic<cudaStream_t>, most_devices> streams{};
+  static std::mutex mutex;
+  std::atomic<cudaStream_t>& mine = streams.at(static_cast<size_t>(current_device()));
+  if (cudaStream_t made = mine.load(std::memory_order_acquire)) return made;
+  const std::lock_guard lock(mutex);
+  if (cudaStream_t made = mine.load(std::memory_order_acquire)) return made;
+  cudaStream_t made = nullptr;
+  check(Op("stream", {}), cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+  mine.store(made, std::memory_order_release);
+  return made;
 }
 
 void* allocate_scratch(const Op& op, size_t bytes) {
-  void* memory = nullptr;
-  const cudaError_t status = cudaMallocAsync(&memory, bytes, stream());
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    size_t free = 0, total = 0;
-    if (cudaMemGetInfo(&free, &total) != cudaSuccess) free = total = 0;
-    fail(op.name(), fmt::format("out of memory on the GPU: {} bytes wanted, {} of {} free{}", bytes, free, total, sizes_of(op)));
+  try {
+    return lamina::detail::allocate(static_cast<int64_t>(bytes), {Device::Kind::cuda, current_device()});
+  } catch (const Error& error) {
+    fail(op.name(), fmt::format("scratch memory: {}{}", error.what(), sizes_of(op)));
   }
-  check(op, status, "cudaMallocAsync");
-  return memory;
 }
 
-void free_scratch(void* memory) noexcept {
-  // A failure can only be an earlier one of the device, which the next checked call reports.
-  if (memory) static_cast<void>(cudaFreeAsync(memory, stream()));
+void free_scratch(void* memory, size_t bytes) noexcept {
+  lamina::detail::release(memory, static_cast<int64_t>(bytes), {Device::Kind::cuda, current_device()});
 }
 
 size_t most_shared_bytes(const Op& op) {

@@ -50,23 +50,24 @@ void check(const Op& op, cudaError_t status, const char* call);
 /// The same for a launch, with grid, block and shared memory in the text.
 void check_launch(const Op& op, cudaError_t status, dim3 grid, dim3 block, size_t shared_bytes);
 
-/// The stream on which lamina does everything, so that its launches and copies are ordered; made at the first use.
+/// The stream on which lamina does everything on the current GPU, so that its launches and copies are ordered; made at the first use.
 cudaStream_t stream();
 
 void* allocate_scratch(const Op& op, size_t bytes);
-void free_scratch(void* memory) noexcept;
+void free_scratch(void* memory, size_t bytes) noexcept;
 
-/// Memory from the stream's pool for the length of a scope: kernels of the stream that were launched meanwhile may use it.
+/// Memory from the pool of tensors for the length of a scope: kernels of the stream that were launched meanwhile may use it.
 template <class T>
 class Scratch {
  public:
-  Scratch(const Op& op, int64_t n) : data_(n > 0 ? static_cast<T*>(allocate_scratch(op, static_cast<size_t>(n) * sizeof(T))) : nullptr) {}
-  ~Scratch() { free_scratch(data_); }
+  Scratch(const Op& op, int64_t n) : bytes_(n > 0 ? static_cast<size_t>(n) * sizeof(T) : 0), data_(static_cast<T*>(allocate_scratch(op, bytes_))) {}
+  ~Scratch() { free_scratch(data_, bytes_); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   T* data() const { return data_; }
 
  private:
+  size_t bytes_;
   T* data_;
 };
 
@@ -169,10 +170,9 @@ void launch(const Op& op, void (*kernel)(P...), dim3 grid, dim3 block, size_t sh
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<P>(std::forward<A>(args))...);
   const cudaError_t status = cudaGetLastError();
 #else
-  (void)stream;
   const auto body = [kernel, ... values = static_cast<P>(std::forward<A>(args))] { kernel(values...); };
   const cudaError_t status =
-      cuda_emulator::launch(op.stage() ? op.stage() : op.name(), reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, body);
+      cuda_emulator::launch(op.stage() ? op.stage() : op.name(), reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, stream, body);
   cudaGetLastError();
 #endif
   check_launch(op, status, grid, block, shared_bytes);

@@ -1,0 +1,22 @@
+#pragma once
+// GPUs as the host's side of kernels sees them. CudaBackend in kernels/kernels.h has what the rest of lamina asks.
+
+#include <cstddef>
+
+namespace lamina::kernels::cuda {
+
+/// The most GPUs of a machine that can be used.
+constexpr int most_devices = 64;
+
+/// The current GPU of this thread.
+int current_device();
+
+/// Whether p is memory of a GPU (pinned host memory is not).
+bool is_device(const void* p);
+
+/// Queues a copy from host memory, which may be changed as soon as this returns: it goes through pinned memory.
+void copy_from_host(void* device, const void* host, size_t bytes);
+/// Copies to host memory and waits for it, then throws what went wrong on the device until then.
+void copy_to_host(void* host, const void* device, size_t bytes);
+
+}  // namespace lamina::kernels::cuda
