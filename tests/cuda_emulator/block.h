@@ -4,10 +4,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <source_location>
 #include <span>
@@ -27,10 +27,24 @@ enum class State { unstarted, ready, at_barrier, in_warp_operation, done };
 struct Thread {
   Dim index;
   State state = State::unstarted;
-  Fiber* fiber = nullptr;  // where it runs or waits
-  WarpCall call;           // in_warp_operation: which; at_barrier: where
+  Fiber* fiber = nullptr;          // where it runs or waits
+  const WarpCall* call = nullptr;  // in_warp_operation: which, on its stack,
+  std::source_location where{};    // at_barrier: where
   Vote vote = Vote::none;
   uint64_t result = 0;
+};
+
+// Threads that can go on, first in, first out; each is in it once at most.
+class Queue {
+ public:
+  bool empty() const { return first_ == end_; }
+  void clear() { first_ = end_ = 0; }
+  void push(int thread) { threads_[end_++ % threads_.size()] = thread; }
+  int pop() { return threads_[first_++ % threads_.size()]; }
+
+ private:
+  std::array<int, Limits::threads> threads_{};
+  uint32_t first_ = 0, end_ = 0;
 };
 
 // One launch at a time. A fiber takes thread after thread as long as they end without waiting, so kernels without barriers run as plain calls in a
@@ -42,7 +56,7 @@ class Executor {
   uint64_t warp_operation(const WarpCall& call);
 
   Memory* shared(size_t from, size_t bytes, size_t alignment);
-  void use_static(Memory* memory);
+  void use_static(Memory& memory);
   std::string whereabouts() const;
   std::string describe_phase(uint32_t phase) const;
   [[noreturn]] void fail_launch();
@@ -59,7 +73,8 @@ class Executor {
   void make_current(Thread& thread);
   void new_phase();
   void release_barrier();
-  std::vector<int> order(size_t n);
+  void shape_block(Dim block);
+  const std::vector<int>& order(size_t n);
   Fiber* idle_fiber();
   void abandon();
   [[noreturn]] void report_deadlock();
@@ -72,20 +87,23 @@ class Executor {
   bool running_ = false;
   const std::function<void()>* body_ = nullptr;
   size_t shared_limit_ = 0, shared_used_ = 0;
-  std::unique_ptr<Memory> dynamic_;
-  std::vector<Memory*> statics_;
+  Memory dynamic_{Memory::Kind::shared, "dynamic shared memory", 0, 0x10000, 0};
   std::vector<uint32_t> block_phases_;  // the first phase of each block of this launch, and
   std::vector<Dim> block_indices_;      // which block it was
   std::vector<Thread> threads_;
-  std::vector<WarpClocks> clocks_;       // of each warp,
+  std::vector<WarpClocks> clocks_;  // of each warp: at rest but after a __syncwarp,
+  bool clocks_moved_ = false;
   std::vector<uint32_t> lanes_waiting_;  // and its lanes that are in a warp operation
-  std::deque<int> queue_;                // threads that can go on
+  std::vector<int> order_, sequence_;    // what order() gives
+  std::vector<int> starts_;              // the threads in the order in which they start,
+  size_t started_ = 0;                   // and how many have
+  Queue queue_;
   size_t done_ = 0, waiting_ = 0;
   int vote_any_ = 0, vote_count_ = 0;
   std::exception_ptr error_;
   std::mt19937_64 random_;
 
-  std::unique_ptr<Fiber> host_;
+  std::optional<Fiber> host_;
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Fiber*> idle_;
   Fiber* entering_ = nullptr;

@@ -24,11 +24,25 @@ Executor& executor() {
   return one;
 }
 
-std::vector<int> Executor::order(size_t n) {
-  std::vector<int> numbers(n);
-  std::iota(numbers.begin(), numbers.end(), 0);
-  if (seed != 0) std::shuffle(numbers.begin(), numbers.end(), random_);
-  return numbers;
+// 0 to n - 1, and perhaps more behind; valid until the next call.
+const std::vector<int>& Executor::order(size_t n) {
+  if (sequence_.size() < n) {
+    sequence_.resize(n);
+    std::iota(sequence_.begin(), sequence_.end(), 0);
+  }
+  if (seed == 0) return sequence_;
+  order_.assign(sequence_.begin(), sequence_.begin() + static_cast<std::ptrdiff_t>(n));
+  std::shuffle(order_.begin(), order_.end(), random_);
+  return order_;
+}
+
+void Executor::shape_block(Dim block) {
+  const size_t threads = size_t{block.x} * block.y * block.z;
+  if (threads == threads_.size() && block.x == block_size.x && block.y == block_size.y) return;
+  threads_.assign(threads, {});
+  for (unsigned t = 0; t < threads; ++t) threads_[t].index = {t % block.x, t / block.x % block.y, t / block.x / block.y};
+  clocks_.assign((threads + lanes - 1) / lanes, {});
+  lanes_waiting_.assign(clocks_.size(), 0);
 }
 
 void Executor::run_grid(const std::string& kernel, Dim grid, Dim block, size_t shared_bytes, size_t shared_limit, const std::function<void()>& body) {
@@ -37,13 +51,12 @@ void Executor::run_grid(const std::string& kernel, Dim grid, Dim block, size_t s
   running_ = true;
   body_ = &body;
   shared_limit_ = shared_limit;
+  shape_block(block);
   block_size = block;
   grid_size = grid;
-  random_.seed(seed);
-  host_ = std::make_unique<Fiber>();
-  dynamic_ = std::make_unique<Memory>(Memory::Kind::shared, fmt::format("dynamic shared memory ({} bytes)", shared_bytes), 0x10000, shared_bytes);
-  threads_.assign(size_t{block.x} * block.y * block.z, {});
-  clocks_.assign((threads_.size() + lanes - 1) / lanes, {});
+  if (seed != 0) random_.seed(seed);
+  host_.emplace();
+  dynamic_.resize(shared_bytes);
   now.launch_start = ++now.phase;
   block_phases_.clear();
   block_indices_.clear();
@@ -51,13 +64,19 @@ void Executor::run_grid(const std::string& kernel, Dim grid, Dim block, size_t s
     now.thread = -1;
     now.launch_start = now.block_start = ++now.phase;  // what was written is ordered before all that follows
     running_ = false;
-    kernel_ = "host";
+  };
+  const auto run = [&](int number) {
+    const auto b = static_cast<unsigned>(number);
+    block_index = {b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y};
+    run_block();
   };
   try {
-    for (const int number : order(size_t{grid.x} * grid.y * grid.z)) {
-      const auto b = static_cast<unsigned>(number);
-      block_index = {b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y};
-      run_block();
+    const size_t blocks = size_t{grid.x} * grid.y * grid.z;
+    if (seed == 0) {
+      for (size_t number = 0; number < blocks; ++number) run(static_cast<int>(number));
+    } else {
+      const std::vector<int> numbers = order(blocks);
+      for (const int number : numbers) run(number);
     }
   } catch (...) {
     finish();
@@ -67,21 +86,17 @@ void Executor::run_grid(const std::string& kernel, Dim grid, Dim block, size_t s
 }
 
 void Executor::run_block() {
-  for (size_t i = 0; i < threads_.size(); ++i) {
-    const auto t = static_cast<unsigned>(i);
-    threads_[i] = {};
-    threads_[i].index = {t % block_size.x, t / block_size.x % block_size.y, t / block_size.x / block_size.y};
-  }
+  for (Thread& thread : threads_) thread.state = State::unstarted;
   new_phase();
   now.block_start = now.phase;
   block_phases_.push_back(now.phase);
   block_indices_.push_back(block_index);
-  shared_used_ = dynamic_->size();
-  statics_.clear();
-  lanes_waiting_.assign(clocks_.size(), 0);
-  done_ = waiting_ = 0;
-  const auto first = order(threads_.size());
-  queue_.assign(first.begin(), first.end());
+  shared_used_ = dynamic_.size();
+  std::fill(lanes_waiting_.begin(), lanes_waiting_.end(), 0);
+  done_ = waiting_ = started_ = 0;
+  queue_.clear();
+  const std::vector<int>& first = order(threads_.size());
+  starts_.assign(first.begin(), first.begin() + static_cast<std::ptrdiff_t>(threads_.size()));
   leave(*host_);
   if (error_) fail_launch();
   if (done_ < threads_.size()) report_deadlock();
@@ -89,8 +104,10 @@ void Executor::run_block() {
 
 void Executor::new_phase() {
   if (++now.phase == 0) violation("more than 2^32 barriers and blocks in one process");
+  if (!clocks_moved_) return;
   for (WarpClocks& clocks : clocks_)
     if (clocks.time != 0) clocks = {};
+  clocks_moved_ = false;
 }
 
 void Executor::make_current(Thread& thread) {
@@ -114,11 +131,10 @@ void Executor::fiber_entry() {
   executor().work(*executor().entering_);
 }
 
-// What every fiber does: takes unstarted threads off the queue, which has one in front.
+// What every fiber does: takes threads that have not started yet, of which there is one.
 void Executor::work(Fiber& self) {
   while (true) {
-    Thread& thread = threads_[static_cast<size_t>(queue_.front())];
-    queue_.pop_front();
+    Thread& thread = threads_[static_cast<size_t>(starts_[started_++])];
     thread.fiber = &self;
     make_current(thread);
     try {
@@ -128,7 +144,7 @@ void Executor::work(Fiber& self) {
     }
     thread.state = State::done;
     ++done_;
-    if (!error_ && !queue_.empty() && threads_[static_cast<size_t>(queue_.front())].state == State::unstarted) continue;
+    if (!error_ && started_ < threads_.size()) continue;
     idle_.push_back(&self);
     leave(self);
   }
@@ -136,16 +152,13 @@ void Executor::work(Fiber& self) {
 
 // Gives way to the next thread that can go on, or to the host when there is none; returns when this fiber is wanted again.
 void Executor::leave(Fiber& from) {
-  Fiber* to = host_.get();
-  if (!error_ && !queue_.empty()) {
-    Thread& next = threads_[static_cast<size_t>(queue_.front())];
-    if (next.state == State::unstarted) {
-      to = idle_fiber();
-    } else {
-      queue_.pop_front();
-      make_current(next);
-      to = next.fiber;
-    }
+  Fiber* to = &*host_;
+  if (!error_ && started_ < threads_.size()) {
+    to = idle_fiber();
+  } else if (!error_ && !queue_.empty()) {
+    Thread& next = threads_[static_cast<size_t>(queue_.pop())];
+    make_current(next);
+    to = next.fiber;
   }
   if (to == &from) return;
   entering_ = to;
@@ -177,16 +190,16 @@ void Executor::abandon() {
 Memory* Executor::shared(size_t from, size_t bytes, size_t alignment) {
   if (!running_) violation("shared memory is used on the host");
   if (from % alignment != 0) violation(fmt::format("shared memory from byte {}, which is not a multiple of {}", from, alignment));
-  if (bytes > dynamic_->size() || from > dynamic_->size() - bytes)
-    violation(fmt::format("{} bytes from byte {} of {} are wanted", bytes, from, dynamic_->name()));
-  return dynamic_.get();
+  if (bytes > dynamic_.size() || from > dynamic_.size() - bytes)
+    violation(fmt::format("{} bytes from byte {} of {} are wanted", bytes, from, dynamic_.name()));
+  return &dynamic_;
 }
 
-void Executor::use_static(Memory* memory) {
+void Executor::use_static(Memory& memory) {
   if (!running_) violation("shared memory is used on the host");
-  if (std::find(statics_.begin(), statics_.end(), memory) != statics_.end()) return;
-  statics_.push_back(memory);
-  shared_used_ += memory->size();
+  if (memory.used_in == now.block_start) return;
+  memory.used_in = now.block_start;
+  shared_used_ += memory.size();
   if (shared_used_ > shared_limit_)
     violation(fmt::format("{} bytes of dynamic and static shared memory, the limit is {}", shared_used_, shared_limit_));
 }
@@ -220,15 +233,14 @@ void set_seed(uint64_t seed) { executor().seed = seed; }
 int64_t switch_count() { return executor().switches; }
 
 Memory* shared_memory(size_t from, size_t bytes, size_t alignment) { return executor().shared(from, bytes, alignment); }
-Memory* static_memory(Memory*& memory, size_t bytes) {
+void static_memory(Memory*& memory, size_t bytes) {
   // Lives until the end of the process, as static variables do.
   static std::vector<std::unique_ptr<Memory>> all;
   if (!memory) {
-    all.push_back(std::make_unique<Memory>(Memory::Kind::shared, fmt::format("a shared array ({} bytes)", bytes), 0x10000, bytes));
+    all.push_back(std::make_unique<Memory>(Memory::Kind::shared, "a shared array", 0, 0x10000, bytes));
     memory = all.back().get();
   }
-  executor().use_static(memory);
-  return memory;
+  executor().use_static(*memory);
 }
 
 std::string whereabouts() { return executor().whereabouts(); }

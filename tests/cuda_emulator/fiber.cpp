@@ -70,6 +70,8 @@ Fiber::Fiber(void (*entry)()) : size_(stack_size) {
   if (memory == MAP_FAILED) throw std::bad_alloc();
   mprotect(memory, guard, PROT_NONE);
   stack_ = static_cast<unsigned char*>(memory) + guard;
+  // Stacks lie at multiples of large powers of two: begun all alike, they would meet in the same few lines of the cache.
+  colour_ = guards().size() * 320 % 4096;
   guards().push_back(stack_ - guard);
   restart(entry);
 }
@@ -92,7 +94,7 @@ void Fiber::restart(void (*entry)()) {
 #endif
   fake_stack_ = nullptr;
 #if CUDA_EMULATOR_OWN_SWITCH
-  void** top = reinterpret_cast<void**>(stack_ + size_);
+  void** top = reinterpret_cast<void**>(stack_ + size_ - colour_);
   *--top = nullptr;  // the return address of entry, which does not return; keeps the stack aligned as after a call
   *--top = reinterpret_cast<void*>(entry);
   for (int i = 0; i < 6; ++i) *--top = nullptr;

@@ -38,7 +38,7 @@ class Fiber {
 
  private:
   unsigned char* stack_ = nullptr;
-  size_t size_ = 0;
+  size_t size_ = 0, colour_ = 0;
 #if CUDA_EMULATOR_OWN_SWITCH
   void* stack_pointer_ = nullptr;
 #else

@@ -5,8 +5,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +18,7 @@
 #include "cuda_emulator/fiber.h"
 #include "cuda_emulator/pointer.h"
 #include "cuda_emulator/report.h"
+#include "cuda_emulator/streams.h"
 
 namespace cuda_emulator {
 
@@ -22,6 +26,7 @@ namespace {
 
 constexpr size_t address_space = size_t{64} << 30, alignment = 256;
 uintptr_t space_begin = 0;  // plain: the signal handler reads it
+int64_t holds = 0;
 struct sigaction previous_action {};
 
 // Every address of device memory is inaccessible (the contents are kept elsewhere), so the CPU stops host code that dereferences one at that very
@@ -71,7 +76,7 @@ class Heap {
     space_begin = next_ = reinterpret_cast<uintptr_t>(space);
   }
   ~Heap() {
-    const std::string left = leaks();
+    const std::string left = leaks(static_cast<size_t>(devices_used_));
     if (left.empty()) return;
     std::fprintf(stderr, "%s", left.c_str());
     std::fflush(nullptr);
@@ -80,15 +85,18 @@ class Heap {
 
   void* allocate(size_t bytes) {
     const std::lock_guard lock(mutex_);
-    if (bytes == 0 || bytes > limit - in_use) return nullptr;
+    const int device = current_device();
+    size_t& used = in_use[device];
+    if (bytes == 0 || used > limit || bytes > limit - used) return nullptr;
     guard_addresses();
     const size_t room = (bytes + alignment - 1) / alignment * alignment + alignment;  // what lies just past the end belongs to nobody else
     place(room);
     const uintptr_t address = next_;
-    memories_.erase(memories_.lower_bound(address), memories_.lower_bound(address + room));  // long dead
-    memories_[address] = std::make_unique<Memory>(Memory::Kind::global, fmt::format("device memory #{} ({} bytes)", ++count_, bytes), address, bytes);
+    for (auto it = memories_.lower_bound(address); it != memories_.end() && it->first < address + room;) it = forget(it);  // long dead
+    memories_[address] = std::make_unique<Memory>(Memory::Kind::global, "device memory", ++count_, address, bytes, device);
     next_ += room;
-    in_use += bytes;
+    used += bytes;
+    devices_used_ = std::max(devices_used_, device + 1);
     return reinterpret_cast<void*>(address);
   }
 
@@ -98,30 +106,78 @@ class Heap {
     if (!memory) violation(fmt::format("free of {}, which is not device memory", pointer));
     if (memory->address() != reinterpret_cast<uintptr_t>(pointer)) violation(fmt::format("free of an address inside {}", memory->name()));
     if (!memory->alive()) violation(fmt::format("second free of {}", memory->name()));
-    in_use -= memory->size();
+    in_use[memory->device()] -= memory->size();
     memory->release();
+    dead_.push_back(memory->address());
+    while (dead_.size() > most_dead && holds == 0) {
+      const auto it = memories_.find(dead_.front());
+      dead_.pop_front();
+      if (it != memories_.end() && !it->second->alive()) forget(it);
+    }
   }
 
   Memory* find(const void* pointer) {
     const std::lock_guard lock(mutex_);
     const auto at = reinterpret_cast<uintptr_t>(pointer);
+    Memory*& lately = lately_[at / alignment % lately_.size()];
+    if (lately && lately->address() == at) return lately;
     auto after = memories_.upper_bound(at);
     if (after == memories_.begin()) return nullptr;
     Memory* const memory = std::prev(after)->second.get();
-    return at <= memory->address() + memory->size() ? memory : nullptr;
+    if (at > memory->address() + memory->size()) return nullptr;
+    if (memory->address() == at) lately = memory;
+    return memory;
   }
 
-  std::string leaks() {
+  // `kept`: so many pieces of pinned memory may stay.
+  std::string leaks(size_t kept) {
     const std::lock_guard lock(mutex_);
     std::string text;
     for (const auto& [address, memory] : memories_)
       if (memory->alive()) text += fmt::format("[cuda_emulator] leak: {} was never freed\n", memory->name());
+    if (pinned_.size() <= kept) return text;
+    for (const auto& [address, bytes] : pinned_) text += fmt::format("[cuda_emulator] leak: pinned host memory ({} bytes) was never freed\n", bytes);
     return text;
   }
 
-  size_t limit = size_t{4} << 30, in_use = 0;
+  void* allocate_pinned(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    void* const memory = bytes == 0 ? nullptr : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (memory) pinned_[reinterpret_cast<uintptr_t>(memory)] = bytes;
+    devices_used_ = std::max(devices_used_, current_device() + 1);
+    return memory;
+  }
+  void deallocate_pinned(void* pointer) {
+    const std::lock_guard lock(mutex_);
+    if (pinned_.erase(reinterpret_cast<uintptr_t>(pointer)) == 0) violation(fmt::format("free of {}, which is not pinned host memory", pointer));
+    std::free(pointer);
+  }
+  bool is_pinned(const void* pointer, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto at = reinterpret_cast<uintptr_t>(pointer);
+    const auto after = pinned_.upper_bound(at);
+    if (after == pinned_.begin()) return false;
+    const auto& [begin, size] = *std::prev(after);
+    return at - begin < size && bytes <= size - (at - begin);
+  }
+
+  size_t limit = bytes_from_environment();
+  std::map<int, size_t> in_use;  // of each device
 
  private:
+  using Memories = std::map<uintptr_t, std::unique_ptr<Memory>>;
+
+  static size_t bytes_from_environment() {
+    const char* const value = std::getenv("CUDA_EMULATOR_BYTES");
+    return value ? std::strtoull(value, nullptr, 10) : size_t{4} << 30;
+  }
+
+  Memories::iterator forget(Memories::iterator it) {
+    Memory*& lately = lately_[it->first / alignment % lately_.size()];
+    if (lately == it->second.get()) lately = nullptr;
+    return memories_.erase(it);
+  }
+
   // Moves next_ on to `room` bytes without living memory, from the begin of the range when its end is reached.
   void place(size_t room) {
     bool wrapped = false;
@@ -138,10 +194,15 @@ class Heap {
     }
   }
 
+  static constexpr size_t most_dead = size_t{1} << 16;
   std::recursive_mutex mutex_;
-  std::map<uintptr_t, std::unique_ptr<Memory>> memories_;  // by address, the dead too until their place is used again
+  Memories memories_;  // by address; of the dead the latest, as long as their place is not used again
+  std::deque<uintptr_t> dead_;
+  std::array<Memory*, 1024> lately_{};  // found by their first address
+  std::map<uintptr_t, size_t> pinned_;  // bytes by address
   uintptr_t next_ = 0;
   int64_t count_ = 0;
+  int devices_used_ = 0;
 };
 
 Heap& heap() {
@@ -151,12 +212,19 @@ Heap& heap() {
 
 }  // namespace
 
+Hold::Hold() { ++holds; }
+Hold::~Hold() { --holds; }
+
 size_t device_bytes() { return heap().limit; }
 void set_device_bytes(size_t bytes) { heap().limit = bytes; }
-size_t device_bytes_in_use() { return heap().in_use; }
+size_t device_bytes_in_use(int device) { return heap().in_use[device]; }
+size_t device_bytes_in_use() { return device_bytes_in_use(current_device()); }
 void* allocate(size_t bytes) { return heap().allocate(bytes); }
 void deallocate(void* address) { heap().deallocate(address); }
-std::string leaks() { return heap().leaks(); }
+void* allocate_pinned(size_t bytes) { return heap().allocate_pinned(bytes); }
+void deallocate_pinned(void* address) { heap().deallocate_pinned(address); }
+bool is_pinned(const void* address, size_t bytes) { return heap().is_pinned(address, bytes); }
+std::string leaks() { return heap().leaks(0); }
 
 bool is_device_address(const void* address) {
   heap();
@@ -164,9 +232,13 @@ bool is_device_address(const void* address) {
   return at >= space_begin && at < space_begin + address_space;
 }
 
+Memory* memory_around(const void* address) { return heap().find(address); }
+
 Memory* find_memory(const void* address) {
   Memory* const memory = heap().find(address);
   if (!memory) violation(fmt::format("{} is passed for a device pointer, but is not device memory", address));
+  if (memory->device() != current_device())
+    violation(fmt::format("{} is passed to device {}, but belongs to device {}", memory->name(), current_device(), memory->device()));
   return memory;
 }
 

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
+#include "cuda_emulator/pointer.h"
 #include "cuda_emulator/report.h"
 
 namespace cuda_emulator {
@@ -13,8 +13,6 @@ namespace cuda_emulator {
 namespace {
 
 uint32_t bit(int lane) { return uint32_t{1} << lane; }
-
-Stamp stamp() { return {now.phase, now.warp->time, static_cast<uint16_t>(now.thread)}; }
 
 bool in_other_block(const Stamp& s) { return s.phase >= now.launch_start && s.phase < now.block_start; }
 
@@ -28,136 +26,235 @@ bool ordered(const Stamp& s) {
   return s.thread / lanes == now.thread / lanes && lane_ordered(s.thread % lanes, s.time);
 }
 
+// The common cases, told without a look at clocks: of the writes of this element, and of its reads, none is unordered with this thread.
+bool writes_are_past(const Element& e) {
+  if (e.write_phase < now.launch_start) return true;
+  return e.write_phase >= now.block_start && (e.write_phase < now.phase || e.write_thread() == now.thread) && !e.was(Element::atomic_write);
+}
+bool reads_are_past(const Element& e) {
+  if (e.read_phase < now.launch_start) return true;
+  if (e.read_phase < now.block_start || e.by(Element::several_blocks)) return false;
+  return e.read_phase < now.phase || (e.reader == now.thread && e.read_lanes == bit(now.thread % lanes));
+}
+
+void stamp_read(Element& e, int flags) {
+  e.read_phase = now.phase;
+  e.read_time = now.warp->time;
+  e.reader = static_cast<uint16_t>(now.thread | flags);
+}
+void stamp_write(Element& e, int flags = 0) {
+  e.write_phase = now.phase;
+  e.write_time = now.warp->time;
+  e.writer = static_cast<uint16_t>(now.thread | flags);
+}
+void clear_reads(Element& e) {
+  e.read_phase = e.read_time = e.read_lanes = 0;
+  e.reader = 0;
+}
+
 }  // namespace
 
-Memory::Memory(Kind kind, std::string name, uintptr_t address, size_t size)
-    : kind_(kind), name_(std::move(name)), address_(address), size_(size), data_(new unsigned char[std::max<size_t>(size, 1)]) {
-  std::memset(data_.get(), 0xFF, size);  // NaN, should anybody get to see it
-  while (size_ % granule_ != 0) granule_ /= 2;
-  elements_.resize(size_ / granule_);
+Memory::Memory(Kind kind, const char* what, int64_t number, uintptr_t address, size_t size, int device)
+    : kind_(kind),
+      what_(what),
+      number_(number),
+      address_(address),
+      size_(size),
+      device_(device),
+      data_(new unsigned char[std::max<size_t>(size, 1)]) {}
+
+std::string Memory::name() const {
+  return number_ > 0 ? fmt::format("{} #{} ({} bytes)", what_, number_, size_) : fmt::format("{} ({} bytes)", what_, size_);
 }
 
 void Memory::release() {
-  alive_ = false;
   data_.reset();
   elements_ = {};
+  mask_ = all_bits;
 }
 
-// Makes [offset, offset + bytes) a whole number of elements, by splitting elements if need be.
-void Memory::refine(size_t offset, size_t bytes) {
-  const size_t common = offset | bytes;
-  size_t granule = granule_;
-  while (common % granule != 0) granule /= 2;
-  if (granule == granule_) return;
-  const size_t pieces = granule_ / granule;
-  std::vector<Element> split(elements_.size() * pieces);
-  for (size_t i = 0; i < split.size(); ++i) split[i] = elements_[i / pieces];
-  elements_ = std::move(split);
-  granule_ = granule;
-}
-
-void Memory::access(size_t offset, size_t bytes, ElementCheck check, const char* verb) {
-  if (((offset | bytes) & (granule_ - 1)) != 0) refine(offset, bytes);
-  for (size_t i = offset / granule_; i < (offset + bytes) / granule_; ++i) {
-    if (kind_ == Kind::shared && elements_[i].write.phase < now.block_start) elements_[i] = {};  // of another block
-    (this->*check)(elements_[i], offset / bytes, bytes, verb);
+// What a block finds in shared memory is told from what it wrote by the phase, so elements of earlier launches may stay.
+void Memory::resize(size_t size) {
+  if (size > size_) {
+    data_ = std::make_unique_for_overwrite<unsigned char[]>(size);
+    elements_.clear();
+    mask_ = all_bits;
   }
+  size_ = size;
+}
+
+// Makes [offset, offset + bytes) a whole number of elements, by making or splitting them.
+void Memory::make_granule(size_t offset, size_t bytes) {
+  const auto shift = static_cast<unsigned>(std::countr_zero(offset | bytes));
+  if (elements_.empty()) {
+    shift_ = std::min(3U, shift);
+    Element element;
+    element.write_phase = all_written_ ? 1 : 0;
+    elements_.assign((size_ >> shift_) + 1, element);
+  } else if (shift < shift_) {
+    std::vector<Element> split(elements_.size() << (shift_ - shift));
+    for (size_t i = 0; i < split.size(); ++i) split[i] = elements_[i >> (shift_ - shift)];
+    elements_ = std::move(split);
+    shift_ = shift;
+  }
+  mask_ = (size_t{1} << shift_) - 1;
+}
+
+template <class F>
+void Memory::each(size_t offset, size_t bytes, F&& f) {
+  if (((offset | bytes) & mask_) != 0) make_granule(offset, bytes);
+  Element* e = begin(offset);
+  Element* const last = e + (bytes >> shift_);
+  do {
+    if (kind_ == Kind::shared && e->write_phase < now.block_start) *e = {};  // of another block
+    f(*e);
+  } while (++e != last);
+}
+
+void Memory::read(size_t offset, size_t bytes) {
+  each(offset, bytes, [&](Element& e) {
+    const bool new_phase = e.read_phase < now.launch_start || (e.read_phase >= now.block_start && e.read_phase < now.phase);
+    const bool again = e.reader == now.thread && e.read_phase == now.phase;
+    if (e.write_phase == 0 || !writes_are_past(e) || !(again || (new_phase && !e.by(Element::several_blocks))))
+      return read_element(e, offset / bytes, bytes);
+    if (again && e.read_lanes != bit(now.thread % lanes)) return read_element(e, offset / bytes, bytes);
+    e.read_lanes = bit(now.thread % lanes);
+    stamp_read(e, 0);
+  });
+}
+
+void Memory::write(size_t offset, size_t bytes) {
+  each(offset, bytes, [&](Element& e) {
+    if (!writes_are_past(e) || !reads_are_past(e)) return write_element(e, offset / bytes, bytes);
+    clear_reads(e);
+    stamp_write(e);
+  });
+}
+
+void Memory::atomic(size_t offset, size_t bytes) {
+  each(offset, bytes, [&](Element& e) { atomic_element(e, offset / bytes, bytes); });
 }
 
 void Memory::race(const char* verb, size_t index, size_t bytes, const char* other_verb, const Stamp& other) {
   const int x = other.thread;
   violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and the {} by thread {} of {} are not ordered; this thread is at {}",
-                        index, bytes, name_, verb, other_verb, x, describe_phase(other.phase), describe_phase(now.phase)));
+                        index, bytes, name(), verb, other_verb, x, describe_phase(other.phase), describe_phase(now.phase)));
 }
 
 void Memory::check_writers(const Element& e, size_t index, size_t bytes, const char* verb) {
-  if (!ordered(e.write)) race(verb, index, bytes, "write", e.write);
-  const bool atomics_unordered = (e.atomic_threads && e.write.phase == now.phase) || (e.atomic_blocks && e.write.phase >= now.launch_start);
-  if (atomics_unordered) violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and atomic writes", index, bytes, name_, verb));
+  if (!ordered(e.write())) race(verb, index, bytes, "write", e.write());
+  const bool atomics_unordered =
+      (e.was(Element::atomic_threads) && e.write_phase == now.phase) || (e.was(Element::atomic_blocks) && e.write_phase >= now.launch_start);
+  if (atomics_unordered) violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and atomic writes", index, bytes, name(), verb));
 }
 
-void Memory::read_element(Element& e, size_t index, size_t bytes, const char* verb) {
-  if (e.write.phase == 0) violation(fmt::format("{} of element {} ({} bytes each) of {}, which was never written", verb, index, bytes, name_));
-  check_writers(e, index, bytes, verb);
+void Memory::read_element(Element& e, size_t index, size_t bytes) {
+  if (e.write_phase == 0) violation(fmt::format("read of element {} ({} bytes each) of {}, which was never written", index, bytes, name()));
+  check_writers(e, index, bytes, "read");
   const uint32_t me = bit(now.thread % lanes);
-  if (e.read.phase != now.phase) {
-    e.several_blocks = in_other_block(e.read) || (e.several_blocks && e.read.phase >= now.launch_start);
-    e.several_warps = false;
+  int flags = e.reader & ~Element::thread_bits;
+  if (e.read_phase != now.phase) {
+    const bool others = in_other_block(e.read()) || (e.by(Element::several_blocks) && e.read_phase >= now.launch_start);
+    flags = others ? Element::several_blocks : 0;
     e.read_lanes = me;
-  } else if (e.read.thread / lanes != now.thread / lanes) {
-    e.several_warps = true;
+  } else if (e.read_thread() / lanes != now.thread / lanes) {
+    e.reader |= Element::several_warps;
     return;
   } else {
     // Readers that are ordered before this one need no place of their own: whoever is ordered after this one is ordered after them.
-    bool all_ordered = !e.several_warps;
+    bool all_ordered = !e.by(Element::several_warps) && (now.warp->time != 0 || (e.read_lanes & ~me) == 0);  // without a __syncwarp nobody is
     for (int lane = 0; lane < lanes && all_ordered; ++lane)
-      if ((e.read_lanes & bit(lane) & ~me) != 0) all_ordered = lane_ordered(lane, e.read.time);
+      if ((e.read_lanes & bit(lane) & ~me) != 0) all_ordered = lane_ordered(lane, e.read_time);
     e.read_lanes = all_ordered ? me : e.read_lanes | me;
   }
-  e.read = stamp();
+  stamp_read(e, flags);
 }
 
 void Memory::check_readers(const Element& e, size_t index, size_t bytes, const char* verb) {
-  if (e.read.phase < now.launch_start) return;
-  if (in_other_block(e.read)) race(verb, index, bytes, "read", e.read);
-  if (e.several_blocks)
-    violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and a read by another block", index, bytes, name_, verb));
-  if (e.read.phase != now.phase) return;
-  if (e.several_warps || e.read.thread / lanes != now.thread / lanes) {
-    Stamp other = e.read;
-    if (other.thread / lanes != now.thread / lanes) race(verb, index, bytes, "read", other);
-    violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and a read by another warp", index, bytes, name_, verb));
-  }
+  if (e.read_phase < now.launch_start) return;
+  if (in_other_block(e.read())) race(verb, index, bytes, "read", e.read());
+  if (e.by(Element::several_blocks))
+    violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and a read by another block", index, bytes, name(), verb));
+  if (e.read_phase != now.phase) return;
+  if (e.read_thread() / lanes != now.thread / lanes) race(verb, index, bytes, "read", e.read());
+  if (e.by(Element::several_warps))
+    violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and a read by another warp", index, bytes, name(), verb));
   for (int lane = 0; lane < lanes; ++lane) {
-    if ((e.read_lanes & bit(lane)) == 0 || lane == now.thread % lanes || lane_ordered(lane, e.read.time)) continue;
-    race(verb, index, bytes, "read", {e.read.phase, e.read.time, static_cast<uint16_t>(e.read.thread / lanes * lanes + lane)});
+    if ((e.read_lanes & bit(lane)) == 0 || lane == now.thread % lanes || lane_ordered(lane, e.read_time)) continue;
+    race(verb, index, bytes, "read", {e.read_phase, e.read_time, static_cast<uint16_t>(e.read_thread() / lanes * lanes + lane)});
   }
 }
 
-void Memory::write_element(Element& e, size_t index, size_t bytes, const char* verb) {
-  check_writers(e, index, bytes, verb);
-  check_readers(e, index, bytes, verb);
-  e = {};
-  e.write = stamp();
+void Memory::write_element(Element& e, size_t index, size_t bytes) {
+  check_writers(e, index, bytes, "write");
+  check_readers(e, index, bytes, "write");
+  clear_reads(e);
+  stamp_write(e);
 }
 
-void Memory::atomic_element(Element& e, size_t index, size_t bytes, const char* verb) {
-  if (e.write.phase == 0) violation(fmt::format("{} of element {} ({} bytes each) of {}, which was never written", verb, index, bytes, name_));
-  if (!e.atomic_write) check_writers(e, index, bytes, verb);
-  check_readers(e, index, bytes, verb);
-  const bool same_launch = e.atomic_write && e.write.phase >= now.launch_start;
-  e.atomic_blocks = same_launch && (e.atomic_blocks || in_other_block(e.write));
-  e.atomic_threads = same_launch && e.write.phase == now.phase && (e.atomic_threads || !ordered(e.write));
-  e.atomic_write = true;
-  e.write = stamp();
+void Memory::atomic_element(Element& e, size_t index, size_t bytes) {
+  if (e.write_phase == 0) violation(fmt::format("atomic access of element {} ({} bytes each) of {}, which was never written", index, bytes, name()));
+  if (!e.was(Element::atomic_write)) check_writers(e, index, bytes, "atomic access");
+  check_readers(e, index, bytes, "atomic access");
+  const bool same_launch = e.was(Element::atomic_write) && e.write_phase >= now.launch_start;
+  const bool blocks = same_launch && (e.was(Element::atomic_blocks) || in_other_block(e.write()));
+  const bool threads = same_launch && e.write_phase == now.phase && (e.was(Element::atomic_threads) || !ordered(e.write()));
+  stamp_write(e, Element::atomic_write | (blocks ? Element::atomic_blocks : 0) | (threads ? Element::atomic_threads : 0));
 }
 
 void Memory::host_write(size_t offset, size_t bytes) {
   if (bytes == 0) return;
-  refine(offset, bytes);
+  if (bytes == size_) {
+    elements_.clear();
+    mask_ = all_bits;
+    all_written_ = true;
+    return;
+  }
+  const bool to_the_end = offset + bytes == size_;
+  if (elements_.empty() && all_written_) return;
+  make_granule(offset, to_the_end ? offset | 8 : bytes);
   Element element;
-  element.write.phase = 1;
-  std::fill_n(elements_.begin() + static_cast<std::ptrdiff_t>(offset / granule_), bytes / granule_, element);
+  element.write_phase = 1;
+  std::fill(begin(offset), end(offset + bytes), element);
 }
 
 void Memory::host_read(size_t offset, size_t bytes, const char* operation) {
-  if (bytes == 0) return;
-  refine(offset, bytes);
-  for (size_t i = offset / granule_; i < (offset + bytes) / granule_; ++i)
-    if (elements_[i].write.phase == 0) violation(fmt::format("{}: byte {} of {} was never written", operation, i * granule_, name_));
+  if (bytes == 0 || (elements_.empty() && all_written_)) return;
+  if (elements_.empty()) violation(fmt::format("{}: byte {} of {} was never written", operation, offset, name()));
+  // The first and the last element may be more than is read: they were written as a whole or not at all.
+  for (const Element* e = begin(offset); e != end(offset + bytes); ++e)
+    if (e->write_phase == 0)
+      violation(fmt::format("{}: byte {} of {} was never written", operation, std::max(offset, static_cast<size_t>(e - elements_.data()) << shift_),
+                            name()));
 }
 
 void Memory::copy_shadow(size_t offset, Memory& from, size_t from_offset, size_t bytes) {
   if (bytes == 0) return;
-  refine(offset, bytes);
-  from.refine(from_offset, bytes);
-  refine(0, from.granule_);
-  from.refine(0, granule_);
-  for (size_t i = 0; i < bytes / granule_; ++i) {
-    Element element;
-    element.write.phase = from.elements_[from_offset / granule_ + i].write.phase != 0 ? 1 : 0;
-    elements_[offset / granule_ + i] = element;
-  }
+  if (from.elements_.empty() && from.all_written_) return host_write(offset, bytes);
+  make_granule(offset, bytes);
+  from.make_granule(from_offset, bytes);
+  make_granule(0, size_t{1} << from.shift_);
+  from.make_granule(0, size_t{1} << shift_);
+  std::vector<Element> copies(bytes >> shift_);  // the ranges may overlap
+  const Element* source = from.begin(from_offset);
+  for (Element& copy : copies) copy.write_phase = source++->write_phase != 0 ? 1 : 0;
+  std::copy(copies.begin(), copies.end(), begin(offset));
+}
+
+const unsigned char* checked_read(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment) {
+  if (!fits(memory, offset, begin, end, bytes, alignment)) check_access(memory, offset, begin, end, "read", bytes, bytes, alignment);
+  memory->read(static_cast<size_t>(offset), bytes);
+  return memory->data() + offset;
+}
+unsigned char* checked_write(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment) {
+  if (!fits(memory, offset, begin, end, bytes, alignment)) check_access(memory, offset, begin, end, "write", bytes, bytes, alignment);
+  memory->write(static_cast<size_t>(offset), bytes);
+  return memory->data() + offset;
+}
+unsigned char* checked_atomic(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment) {
+  if (!fits(memory, offset, begin, end, bytes, alignment)) check_access(memory, offset, begin, end, "atomic access", bytes, bytes, alignment);
+  memory->atomic(static_cast<size_t>(offset), bytes);
+  return memory->data() + offset;
 }
 
 }  // namespace cuda_emulator

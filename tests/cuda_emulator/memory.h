@@ -40,25 +40,38 @@ struct Stamp {
 };
 
 struct Element {
-  Stamp write, read;
-  uint32_t read_lanes = 0;        // lanes of read.thread's warp that read in that phase and are not ordered among themselves; read.time is the latest
-  bool atomic_write : 1 = false;  // the last write was atomic: others may be so at the same time
-  bool atomic_threads : 1 = false;  // so it was by several threads in that phase,
-  bool atomic_blocks : 1 = false;   // by several blocks in that launch
-  bool several_warps : 1 = false;   // more than one warp read in that phase
-  bool several_blocks : 1 = false;  // other blocks of that launch read too
+  uint32_t write_phase = 0, write_time = 0, read_phase = 0, read_time = 0;
+  uint32_t read_lanes = 0;  // lanes of read_thread's warp that read in that phase and are not ordered among themselves; read_time is the latest
+  // A thread and the bits below. No bit fields: writing one and reading its neighbour costs ten times as much.
+  uint16_t writer = 0, reader = 0;
+
+  static constexpr uint16_t thread_bits = 0x3FF;
+  static constexpr uint16_t atomic_write = 0x400;    // writer: the last write was atomic: others may be so at the same time
+  static constexpr uint16_t atomic_threads = 0x800;  // so it was by several threads in that phase,
+  static constexpr uint16_t atomic_blocks = 0x1000;  // by several blocks in that launch
+  static constexpr uint16_t several_warps = 0x400;   // reader: more than one warp read in that phase
+  static constexpr uint16_t several_blocks = 0x800;  // other blocks of that launch read too
+
+  int write_thread() const { return writer & thread_bits; }
+  int read_thread() const { return reader & thread_bits; }
+  bool was(uint16_t bit_of_writer) const { return (writer & bit_of_writer) != 0; }
+  bool by(uint16_t bit_of_reader) const { return (reader & bit_of_reader) != 0; }
+  Stamp write() const { return {write_phase, write_time, static_cast<uint16_t>(write_thread())}; }
+  Stamp read() const { return {read_phase, read_time, static_cast<uint16_t>(read_thread())}; }
 };
+static_assert(sizeof(Element) == 24);
 
 /// A range of device memory or a shared array.
 class Memory {
  public:
   enum class Kind { global, shared };
-  Memory(Kind kind, std::string name, uintptr_t address, size_t size);
+  /// `number` is for its name.
+  Memory(Kind kind, const char* what, int64_t number, uintptr_t address, size_t size, int device = 0);
 
   /// A thread's access to [offset, offset + bytes), which lies inside.
-  void read(size_t offset, size_t bytes) { access(offset, bytes, &Memory::read_element, "read"); }
-  void write(size_t offset, size_t bytes) { access(offset, bytes, &Memory::write_element, "write"); }
-  void atomic(size_t offset, size_t bytes) { access(offset, bytes, &Memory::atomic_element, "atomic access"); }
+  void read(size_t offset, size_t bytes);
+  void write(size_t offset, size_t bytes);
+  void atomic(size_t offset, size_t bytes);
 
   /// The host's copies and fills.
   void host_write(size_t offset, size_t bytes);
@@ -68,33 +81,46 @@ class Memory {
 
   /// Gives contents and shadow back; the object stays, so that later uses of its address are recognised.
   void release();
+  /// Of shared memory between launches: another size.
+  void resize(size_t size);
 
   Kind kind() const { return kind_; }
-  const std::string& name() const { return name_; }
+  std::string name() const;
   uintptr_t address() const { return address_; }
   size_t size() const { return size_; }
-  bool alive() const { return alive_; }
+  int device() const { return device_; }
+  bool alive() const { return data_ != nullptr; }
   unsigned char* data() { return data_.get(); }
 
+  /// The phase in which the block began that a shared array was last used by.
+  uint32_t used_in = 0;
+
  private:
-  using ElementCheck = void (Memory::*)(Element&, size_t index, size_t bytes, const char* verb);
-  void access(size_t offset, size_t bytes, ElementCheck check, const char* verb);
-  void read_element(Element& element, size_t index, size_t bytes, const char* verb);
-  void write_element(Element& element, size_t index, size_t bytes, const char* verb);
-  void atomic_element(Element& element, size_t index, size_t bytes, const char* verb);
+  template <class F>
+  void each(size_t offset, size_t bytes, F&& f);
+  void read_element(Element& element, size_t index, size_t bytes);
+  void write_element(Element& element, size_t index, size_t bytes);
+  void atomic_element(Element& element, size_t index, size_t bytes);
   void check_readers(const Element& element, size_t index, size_t bytes, const char* verb);
-  void refine(size_t offset, size_t bytes);
   void check_writers(const Element& element, size_t index, size_t bytes, const char* verb);
+  void make_granule(size_t offset, size_t bytes);
+  Element* begin(size_t offset) { return elements_.data() + (offset >> shift_); }
+  Element* end(size_t offset) { return elements_.data() + ((offset + (size_t{1} << shift_) - 1) >> shift_); }
   [[noreturn]] void race(const char* verb, size_t index, size_t bytes, const char* other_verb, const Stamp& other);
 
   Kind kind_;
-  std::string name_;
+  const char* what_;
+  int64_t number_;
   uintptr_t address_;
   size_t size_;
-  bool alive_ = true;
+  int device_;
   std::unique_ptr<unsigned char[]> data_;
-  size_t granule_ = 8;  // bytes of an element: the smallest access so far
+  // An element is 2^shift_ bytes long, the smallest access so far; the last may be cut off. Empty: all are written or all are not.
   std::vector<Element> elements_;
+  unsigned shift_ = 3;
+  size_t mask_ = all_bits;  // the bits that offset and size of a whole number of elements lack; all of them while there are no elements
+  bool all_written_ = false;
+  static constexpr size_t all_bits = ~size_t{0};
 };
 
 /// The block of the running launch to which a phase belongs, as text, and the number of barriers it had passed.

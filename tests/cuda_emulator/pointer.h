@@ -13,6 +13,19 @@ namespace cuda_emulator {
 /// The device memory, dead or alive, that `address` points into (or just past); throws when there is none.
 Memory* find_memory(const void* address);
 
+/// Whether an access lies inside the pointer's bounds, is aligned (memory begins at multiples of 256), and may happen at all.
+inline bool fits(const Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment) {
+  return memory && offset >= begin && offset + static_cast<std::ptrdiff_t>(bytes) <= end && (static_cast<size_t>(offset) & (alignment - 1)) == 0 &&
+         memory->alive() && now.thread >= 0;
+}
+/// Throws what is wrong with an access that does not fit.
+[[noreturn]] void check_access(const Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, const char* verb,
+                               size_t element, size_t bytes, size_t alignment);
+/// One access by the running thread, checked in every respect: where its bytes are.
+const unsigned char* checked_read(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment);
+unsigned char* checked_write(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment);
+unsigned char* checked_atomic(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment);
+
 template <class T>
 class Pointer;
 
@@ -54,23 +67,22 @@ class Pointer {
   Pointer(const Pointer<U>& other) : memory_(other.memory_), offset_(other.offset_), begin_(other.begin_), end_(other.end_) {}
 
   Value load() const {
-    check("read", sizeof(T), alignof(T));
-    memory_->read(static_cast<size_t>(offset_), sizeof(T));
-    return peek();
+    Value value;
+    std::memcpy(&value, checked_read(memory_, offset_, begin_, end_, sizeof(T), alignof(T)), sizeof(T));
+    return value;
   }
   void store(const Value& value) const {
     static_assert(!std::is_const_v<T>);
-    check("write", sizeof(T), alignof(T));
-    memory_->write(static_cast<size_t>(offset_), sizeof(T));
-    poke(value);
+    std::memcpy(checked_write(memory_, offset_, begin_, end_, sizeof(T), alignof(T)), &value, sizeof(T));
   }
   /// Replaces the value by f(value) at once, and returns the old one.
   template <class F>
   Value atomic(F&& f) const {
-    check("atomic access", sizeof(T), alignof(T));
-    memory_->atomic(static_cast<size_t>(offset_), sizeof(T));
-    const Value old = peek();
-    poke(f(old));
+    unsigned char* const at = checked_atomic(memory_, offset_, begin_, end_, sizeof(T), alignof(T));
+    Value old;
+    std::memcpy(&old, at, sizeof(T));
+    const Value value = f(old);
+    std::memcpy(at, &value, sizeof(T));
     return old;
   }
   /// That an access of `bytes` at once, of what lies from here on, is inside and aligned.
@@ -99,32 +111,19 @@ class Pointer {
  private:
   template <class U>
   friend class Pointer;
-  Value peek() const {
-    Value value;
-    std::memcpy(&value, memory_->data() + offset_, sizeof(T));
-    return value;
-  }
-  void poke(const Value& value) const { std::memcpy(memory_->data() + offset_, &value, sizeof(T)); }
-
   Memory* memory_ = nullptr;
   std::ptrdiff_t offset_ = 0, begin_ = 0, end_ = 0;
 };
 
-/// The text and the throwing of Pointer::check.
-void check_access(const Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, const char* verb, size_t element,
-                  size_t bytes, size_t alignment);
-
 template <class T>
 void Pointer<T>::check(const char* verb, size_t bytes, size_t alignment) const {
-  const bool inside = offset_ >= begin_ && offset_ + static_cast<std::ptrdiff_t>(bytes) <= end_;
-  const bool aligned = memory_ && (memory_->address() + static_cast<uintptr_t>(offset_)) % alignment == 0;
-  if (!inside || !aligned || !memory_->alive() || now.thread < 0) check_access(memory_, offset_, begin_, end_, verb, sizeof(T), bytes, alignment);
+  if (!fits(memory_, offset_, begin_, end_, bytes, alignment)) check_access(memory_, offset_, begin_, end_, verb, sizeof(T), bytes, alignment);
 }
 
 /// The dynamic shared memory of the running block, which must hold `bytes` from byte `from` on.
 Memory* shared_memory(size_t from, size_t bytes, size_t alignment);
-/// The memory of a __shared__ variable, made when first used; counts against the limit of the running block.
-Memory* static_memory(Memory*& memory, size_t bytes);
+/// Makes the memory of a __shared__ variable when it is first used, and counts it against the limit of the running block.
+void static_memory(Memory*& memory, size_t bytes);
 
 /// n elements of the block's dynamic shared memory, from byte `from` on.
 template <class T>
@@ -142,7 +141,10 @@ class SharedArray {
   operator Pointer<const T>() { return pointer(); }
 
  private:
-  Pointer<T> pointer() { return Pointer<T>(static_memory(memory_, n * sizeof(T)), 0, n * static_cast<std::ptrdiff_t>(sizeof(T))); }
+  Pointer<T> pointer() {
+    if (!memory_ || memory_->used_in != now.block_start) static_memory(memory_, n * sizeof(T));
+    return Pointer<T>(memory_, 0, n * static_cast<std::ptrdiff_t>(sizeof(T)));
+  }
   Memory* memory_ = nullptr;
 };
 

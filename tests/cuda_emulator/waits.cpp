@@ -14,15 +14,15 @@ namespace cuda_emulator {
 namespace {
 
 bool same_place(const std::source_location& a, const std::source_location& b) {
-  return a.line() == b.line() && a.column() == b.column() && std::string_view(a.file_name()) == b.file_name();
+  if (a.line() != b.line() || a.column() != b.column()) return false;
+  return a.file_name() == b.file_name() || std::string_view(a.file_name()) == b.file_name();
 }
 
 }  // namespace
 
 int Executor::barrier(Vote vote, int value, std::source_location where) {
   Thread& me = current();
-  me.call.name = "__syncthreads";
-  me.call.where = where;
+  me.where = where;
   me.vote = vote;
   if (waiting_ == 0) vote_any_ = vote_count_ = 0;
   vote_any_ |= value != 0;
@@ -40,7 +40,7 @@ int Executor::barrier(Vote vote, int value, std::source_location where) {
 void Executor::release_barrier() {
   const Thread& me = current();
   for (const Thread& thread : threads_)
-    if (!same_place(thread.call.where, me.call.where) || thread.vote != me.vote)
+    if (!same_place(thread.where, me.where) || thread.vote != me.vote)
       violation(fmt::format("divergent barrier: this thread {}, and thread {} {}", waits_for(me), text(thread.index), waits_for(thread)));
   const auto n = static_cast<int>(threads_.size());
   const int result[] = {0, vote_any_, vote_count_ == n, vote_count_};
@@ -50,8 +50,8 @@ void Executor::release_barrier() {
   }
   waiting_ = 0;
   new_phase();
-  const auto next = order(threads_.size());
-  queue_.assign(next.begin(), next.end());
+  const std::vector<int>& next = order(threads_.size());
+  for (size_t i = 0; i < threads_.size(); ++i) queue_.push(next[i]);
 }
 
 std::span<Thread> Executor::warp_of(const Thread& thread) {
@@ -64,7 +64,7 @@ uint64_t Executor::warp_operation(const WarpCall& call) {
   const std::span<Thread> warp = warp_of(me);
   const auto number = static_cast<size_t>(now.thread / lanes);
   const int lane = now.thread % lanes;
-  me.call = call;
+  me.call = &call;
   if ((call.mask >> lane & 1) == 0)
     violation(fmt::format("{} at {}: its mask {:#010x} lacks this lane, {}", call.name, text(call.where), call.mask, lane));
   uint32_t& waiting = lanes_waiting_[number];
@@ -75,13 +75,18 @@ uint64_t Executor::warp_operation(const WarpCall& call) {
   }
   const auto calls = matching_calls(call, warp, lane);
   waiting &= ~call.mask;
-  if (call.kind == WarpKind::sync) synchronise(clocks_[number], call.mask);
-  for (const int other : order(warp.size())) {
+  if (call.kind == WarpKind::sync) {
+    synchronise(clocks_[number], call.mask);
+    clocks_moved_ = true;
+  }
+  const std::vector<int>& next = order(warp.size());
+  for (size_t i = 0; i < warp.size(); ++i) {
+    const int other = next[i];
     if ((call.mask >> other & 1) == 0) continue;
     Thread& t = warp[static_cast<size_t>(other)];
     t.result = warp_result(calls, other);
     t.state = State::ready;
-    if (other != lane) queue_.push_back(static_cast<int>(&t - threads_.data()));
+    if (other != lane) queue_.push(static_cast<int>(&t - threads_.data()));
   }
   return me.result;
 }
@@ -91,7 +96,7 @@ std::array<const WarpCall*, lanes> Executor::matching_calls(const WarpCall& call
   std::array<const WarpCall*, lanes> calls{};
   for (int other = 0; other < lanes; ++other) {
     if ((call.mask >> other & 1) == 0) continue;
-    const WarpCall& its = warp[static_cast<size_t>(other)].call;
+    const WarpCall& its = *warp[static_cast<size_t>(other)].call;
     calls[static_cast<size_t>(other)] = &its;
     if (other != lane && (its.mask != call.mask || its.kind != call.kind || !same_place(its.where, call.where)))
       violation(fmt::format("{} at {} with mask {:#010x} meets {} at {} with mask {:#010x} of lane {}", call.name, text(call.where), call.mask,
@@ -102,8 +107,8 @@ std::array<const WarpCall*, lanes> Executor::matching_calls(const WarpCall& call
 
 std::string Executor::waits_for(const Thread& thread) const {
   if (thread.state == State::done) return "has left the kernel";
-  if (thread.state == State::at_barrier) return "waits in __syncthreads at " + text(thread.call.where);
-  return fmt::format("waits in {} at {} with mask {:#010x}", thread.call.name, text(thread.call.where), thread.call.mask);
+  if (thread.state == State::at_barrier) return "waits in __syncthreads at " + text(thread.where);
+  return fmt::format("waits in {} at {} with mask {:#010x}", thread.call->name, text(thread.call->where), thread.call->mask);
 }
 
 // Some threads wait and none can go on.
@@ -116,14 +121,14 @@ void Executor::report_deadlock() {
   const Thread* other = nullptr;
   const std::span<Thread> warp = warp_of(me);
   if (in_warp) {
-    if (warp.size() < lanes && me.call.mask >> warp.size() != 0) {
+    if (warp.size() < lanes && me.call->mask >> warp.size() != 0) {
       abandon();
-      violation(fmt::format("{} at {}: its mask {:#010x} names lanes that this block of {} threads lacks", me.call.name, text(me.call.where),
-                            me.call.mask, threads_.size()));
+      violation(fmt::format("{} at {}: its mask {:#010x} names lanes that this block of {} threads lacks", me.call->name, text(me.call->where),
+                            me.call->mask, threads_.size()));
     }
     for (size_t lane = 0; lane < warp.size() && !other; ++lane) {
-      const bool waiting_too = warp[lane].state == State::in_warp_operation && warp[lane].call.mask == me.call.mask;
-      if ((me.call.mask >> lane & 1) != 0 && !waiting_too) other = &warp[lane];
+      const bool waiting_too = warp[lane].state == State::in_warp_operation && warp[lane].call->mask == me.call->mask;
+      if ((me.call->mask >> lane & 1) != 0 && !waiting_too) other = &warp[lane];
     }
   } else {
     other = &*std::find_if(threads_.begin(), threads_.end(), [](const Thread& t) { return t.state != State::at_barrier; });
