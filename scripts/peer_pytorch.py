@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Times the named training workloads on PyTorch (CPU), one JSON line each: {"name", "us", "peer"}.
+"""Times the named training workloads on PyTorch, one JSON line each: {"name", "us", "peer"}.
 
 lamina's bench uses the same names; compare_peer.sh puts the two side by side from one sitting:
-    OMP_NUM_THREADS=2 peer_pytorch.py [--filter step/] [--threads 2] [--repeat 5]
+    OMP_NUM_THREADS=2 peer_pytorch.py [--filter step/] [--threads 2] [--repeat 5] [--device cuda]
 Needs any PyTorch >= 1.13 (Debian: python3-torch with libopenblas0-openmp, whose BLAS must be the OpenMP one:
 the pthread flavour is about 2x slower under OpenMP and would flatter us). Times are the minimum over repeats of
 the mean of a burst; "us" is microseconds for one training step (forward, loss, backward, update) or one op (forward + backward).
@@ -35,15 +35,22 @@ class LayerNormLSTM(nn.Module):
         return torch.stack(outputs), None
 
 
+def wait():
+    """Until a GPU has done what it was asked."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def burst(run, repeat, budget=0.4):
-    run(); run()
-    start = time.perf_counter(); run()
+    run(); run(); wait()
+    start = time.perf_counter(); run(); wait()
     count = max(1, int(budget / max(time.perf_counter() - start, 1e-6)))
     best = float("inf")
     for _ in range(repeat):
         start = time.perf_counter()
         for _ in range(count):
             run()
+        wait()
         best = min(best, (time.perf_counter() - start) / count)
     return best * 1e6
 
@@ -137,8 +144,13 @@ if __name__ == "__main__":
     args.add_argument("--filter", default="", help="only the workloads whose name contains this")
     args.add_argument("--threads", type=int, default=2)
     args.add_argument("--repeat", type=int, default=5)
+    args.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<index> (needs PyTorch >= 2)")
     args.add_argument("--list", action="store_true")
     args = args.parse_args()
+    if args.device != "cpu":
+        if not torch.cuda.is_available():
+            raise SystemExit(f"peer_pytorch.py: --device {args.device}: this PyTorch finds no GPU")
+        torch.set_default_device(args.device)
     torch.set_num_threads(args.threads)
     for name, (make, *rest) in WORKLOADS.items():
         if args.filter in name:
