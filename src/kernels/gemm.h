@@ -15,11 +15,14 @@ struct Matrix {
   bool transposed = false;
 };
 
-/// A right operand laid out once for many products (columns in panels on the CPU, a plain view on CUDA). Made by pack().
+/// A right operand laid out once for many products: columns in panels on the CPU; on CUDA a view of the operand itself, which must stay. Made by
+/// pack().
 template <class T>
 struct Packed {
   int64_t k = 0, n = 0;
   std::shared_ptr<T> data;
+  int64_t ld = 1;  // of the view, as in Matrix
+  bool transposed = false;
 };
 
 template <class T>
@@ -27,8 +30,8 @@ struct GemmKernels {
   virtual ~GemmKernels() = default;
 
   /// C[m,n] = A[m,k] B[k,n] + beta C (+ bias[n] on every row, if given). beta = 0 writes without reading C. m, n, k may be 0;
-  /// k = 0 gives beta C + bias. The implementation (own kernels or BLAS) is chosen by shape. With A transposed, B not and k <= 16 (the weight
-  /// gradient of a small batch) each element is a chain of fused multiply-adds over k in order: see RankUpdate.
+  /// k = 0 gives beta C + bias. The implementation (own kernels or BLAS) is chosen by shape. On the CPU, with A transposed, B not and k <= 16 (the
+  /// weight gradient of a small batch), each element is a chain of fused multiply-adds over k in order: see RankUpdate.
   virtual void gemm(int64_t m, int64_t n, int64_t k, Matrix<T> a, Matrix<T> b, T beta, T* c, int64_t ldc, const T* bias = nullptr) const = 0;
 
   /// `count` products of the same shape; operand i starts at data + i * stride (a stride of 0 shares the operand).

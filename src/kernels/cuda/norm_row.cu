@@ -11,15 +11,6 @@ namespace lamina::kernels::cuda {
 
 namespace {
 
-template <class Row>
-__device__ int64_t first_row() {
-  return int64_t{blockIdx.x} * Row::Group::per_block + Row::Group::number();
-}
-template <class Row>
-__device__ int64_t rows_at_once() {
-  return int64_t{gridDim.x} * Row::Group::per_block;
-}
-
 template <class T, class Row>
 __global__ void __launch_bounds__(Row::Group::block_threads)
     row_forward(RowNorm spec, bool cached, dptr<const T> x, dptr<const T> gain, dptr<const T> bias, dptr<T> y, dptr<T> mean, dptr<T> rstd) {
@@ -220,42 +211,6 @@ __global__ void __launch_bounds__(tile* slices) add_parts(int64_t count, int64_t
 
 // The host's side.
 
-constexpr int64_t most_blocks = 8192;  // several rounds on any GPU; groups take further rows in a loop
-
-template <class T>
-constexpr int longest_held = 32 * 1024 / static_cast<int>(sizeof(T));
-
-// f(type_identity<Row>) with the way to hold rows of this width.
-template <class T, int kVec, class F>
-void with_row(int64_t width, F&& f) {
-  constexpr int few = 32 / static_cast<int>(sizeof(T)), many = 128 / static_cast<int>(sizeof(T));
-  using Short = HeldRow<T, WarpGroup, kVec, few>;
-  using Middle = HeldRow<T, WarpGroup, kVec, many>;
-  using Wide = HeldRow<T, BlockGroup<256>, kVec, many>;
-  static_assert(Wide::longest == longest_held<T>);
-  if (width <= Short::longest) return f(std::type_identity<Short>());
-  if (width <= Middle::longest) return f(std::type_identity<Middle>());
-  if (width <= Wide::longest) return f(std::type_identity<Wide>());
-  f(std::type_identity<LongRow<T, kVec>>());
-}
-template <class T, class F>
-void with_row(int64_t width, bool packs, F&& f) {
-  if (packs) return with_row<T, Pack<T>::size>(width, f);
-  with_row<T, 1>(width, f);
-}
-
-// Bytes of shared memory for `rows` long rows at a time, 0 if they do not fit: then they are read again. Half of what there is, so that a
-// multiprocessor has two blocks.
-template <class T>
-size_t cache_bytes(const Op& op, int rows, int64_t width) {
-  const auto bytes = static_cast<uint64_t>(rows) * static_cast<uint64_t>(width) * sizeof(T);
-  return bytes <= most_shared_bytes(op) / 2 ? bytes : 0;
-}
-
-void zero(const Op& op, void* memory, int64_t elements, size_t element) {
-  if (memory && elements > 0) check(op, cudaMemsetAsync(memory, 0, static_cast<size_t>(elements) * element, stream()), "cudaMemsetAsync");
-}
-
 // The first stage for parameters that no row kernel summed: how many turns make a part, from the shape alone.
 template <class T>
 int64_t affine_parts(const Op& op, const AffineTerms<T>& terms, int64_t most, T* parts) {
@@ -278,15 +233,15 @@ template <class T>
 void row_norm_forward(const RowNorm& spec, const T* x, const T* gain, const T* bias, T* y, T* mean, T* rstd) {
   const Op op("row_norm", {{"rows", spec.rows}, {"width", spec.width}});
   if (spec.rows == 0 || spec.width == 0) {
-    if (spec.centre) zero(op, mean, spec.rows, sizeof(T));
-    return zero(op, rstd, spec.rows, sizeof(T));
+    if (spec.centre) zero(op, mean, spec.rows);
+    return zero(op, rstd, spec.rows);
   }
   const bool packs = packs_fit(x, spec.width) && packs_fit(y) && (!affine_by_column(spec) || (packs_fit(gain) && packs_fit(bias)));
   with_row<T>(spec.width, packs, [&](auto type) {
     using Row = typename decltype(type)::type;
     const size_t bytes = Row::held ? 0 : cache_bytes<T>(op, 1, spec.width);
     allow_shared(op, row_forward<T, Row>, bytes);
-    launch(op.at("row_forward"), row_forward<T, Row>, blocks_for(spec.rows, Row::Group::per_block, most_blocks), Row::Group::block_threads, bytes,
+    launch(op.at("row_forward"), row_forward<T, Row>, blocks_for(spec.rows, Row::Group::per_block, most_row_blocks), Row::Group::block_threads, bytes,
            stream(), spec, bytes > 0, x, gain, bias, y, mean, rstd);
   });
 }
@@ -295,8 +250,8 @@ template <class T>
 void row_norm_backward(const RowNorm& spec, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain, T* dbias) {
   const Op op("row_norm_backward", {{"rows", spec.rows}, {"width", spec.width}, {"affine_count", spec.affine_count}});
   if (spec.rows == 0 || spec.width == 0) {
-    zero(op, dgain, spec.affine_count, sizeof(T));
-    return zero(op, dbias, spec.affine_count, sizeof(T));
+    zero(op, dgain, spec.affine_count);
+    return zero(op, dbias, spec.affine_count);
   }
   constexpr int64_t most_parts = 256;  // enough blocks to fill a GPU, few enough to add up at once
   const bool parameters = spec.affine_count > 0 && (dgain || dbias);
@@ -320,7 +275,7 @@ void row_norm_backward(const RowNorm& spec, const T* x, const T* gain, const T* 
     }
     const size_t bytes = Row::held ? 0 : cache_bytes<T>(op, 2, spec.width);
     allow_shared(op, row_backward<T, Row, false>, bytes);
-    run(row_backward<T, Row, false>, blocks_for(spec.rows, Group::per_block, most_blocks), bytes);
+    run(row_backward<T, Row, false>, blocks_for(spec.rows, Group::per_block, most_row_blocks), bytes);
   });
   if (!parameters) return;
   if (!in_rows) n_parts = affine_parts(op, AffineTerms<T>{spec, x, mean, rstd, offsets.data(), dy}, most_parts, parts.data());

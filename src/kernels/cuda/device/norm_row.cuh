@@ -2,21 +2,12 @@
 // What the kernels of the row normaliser share: statistics, and which gain belongs to which element.
 
 #include <cmath>
-#include <limits>
 
+#include "kernels/cuda/device/limits.cuh"
 #include "kernels/cuda/device/row.cuh"
 #include "kernels/norm.h"
 
 namespace lamina::kernels::cuda {
-
-/// Bounds of T as values: device code cannot call std::numeric_limits.
-template <class T>
-struct Bounds {
-  static constexpr double most = static_cast<double>(std::numeric_limits<T>::max()), least = static_cast<double>(std::numeric_limits<T>::min());
-  static constexpr double trustworthy = least / static_cast<double>(std::numeric_limits<T>::epsilon());  // smaller squares lose digits
-  static constexpr double infinity = std::numeric_limits<double>::infinity();
-  static constexpr T not_a_number = std::numeric_limits<T>::quiet_NaN();
-};
 
 /// mean rounded to T is what the caller keeps; shift is what the rounding lost, so x-hat is (x - mean - shift) rstd.
 template <class T>
@@ -25,28 +16,6 @@ struct RowStatistics {
 };
 
 __device__ inline int64_t measured_width(const RowNorm& spec) { return spec.measured > 0 ? spec.measured : spec.width; }
-
-/// Sums over a row's first `width` columns, the same in all threads: f(value, terms) adds a value's terms. In T over what a thread holds, then in
-/// double.
-template <class T, int n, class Row, class F>
-__device__ void add_up(const Row& row, int64_t width, double (&sums)[n], F f) {
-  T parts[n] = {};
-  for (int i = 0; i < n; ++i) sums[i] = 0;
-  Row::each(width, [&](int item, int64_t column) {
-    typename Row::Value values[Row::vec];
-    row.get(item, column, values);
-    for (int k = 0; k < Row::vec; ++k)
-      if (column + k < width) f(values[k], parts);
-    if constexpr (!Row::held) {
-      for (int i = 0; i < n; ++i) {
-        sums[i] += static_cast<double>(parts[i]);
-        parts[i] = 0;
-      }
-    }
-  });
-  for (int i = 0; i < n; ++i) sums[i] += static_cast<double>(parts[i]);
-  Row::Group::sum(sums);
-}
 
 /// The same statistics where squares overflow or vanish in T, or where the row is not finite: values are scaled by their largest first, and eps with
 /// them.
