@@ -38,7 +38,6 @@ cuda_emulator_switch:
   ret
 .size cuda_emulator_switch, .-cuda_emulator_switch
 )");
-extern "C" void cuda_emulator_switch(void** save, void* load);
 #endif
 
 namespace cuda_emulator {
@@ -108,7 +107,7 @@ void Fiber::restart(void (*entry)()) {
 #endif
 }
 
-void Fiber::run(Fiber& from, Fiber& to) {
+void Fiber::run_slowly(Fiber& from, Fiber& to) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&from.fake_stack_, to.stack_, to.size_);
 #endif

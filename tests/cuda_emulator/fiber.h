@@ -15,6 +15,10 @@
 #include <ucontext.h>
 #endif
 
+#if CUDA_EMULATOR_OWN_SWITCH
+extern "C" void cuda_emulator_switch(void** save, void* load);
+#endif
+
 namespace cuda_emulator {
 
 class Fiber {
@@ -30,13 +34,21 @@ class Fiber {
   /// Forgets where it was: the next switch starts `entry` again. Destructors on its stack are not run.
   void restart(void (*entry)());
   /// Continues `to`; returns when somebody continues `from`, on the same thread of the host.
-  static void run(Fiber& from, Fiber& to);
+  static void run(Fiber& from, Fiber& to) {
+#if CUDA_EMULATOR_OWN_SWITCH && !defined(__SANITIZE_ADDRESS__)
+    cuda_emulator_switch(&from.stack_pointer_, to.stack_pointer_);
+#else
+    run_slowly(from, to);
+#endif
+  }
   /// The first thing that `entry` must call.
   static void started();
   /// Whether an address lies in the guard page below a fiber's stack.
   static bool is_overflow(const void* address);
 
  private:
+  static void run_slowly(Fiber& from, Fiber& to);
+
   unsigned char* stack_ = nullptr;
   size_t size_ = 0, colour_ = 0;
 #if CUDA_EMULATOR_OWN_SWITCH

@@ -115,8 +115,7 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaGetDeviceCount(int* count) {
   const Devices visible = visible_devices();
-  if (visible.error == cudaSuccess) *count = visible.count;
-  if (visible.error == cudaErrorNoDevice) *count = 0;  // with an old driver it stays as it is, as on real machines
+  if (visible.error == cudaSuccess) *count = visible.count;  // else it stays as it is, as on real machines
   return remember(visible.error);
 }
 cudaError_t cudaGetDevice(int* device) { return *device = chosen_device, device_status(); }

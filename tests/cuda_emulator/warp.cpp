@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "cuda_emulator/report.h"
 
@@ -40,7 +39,7 @@ uint64_t warp_result(const std::array<const WarpCall*, lanes>& calls, int lane) 
     case WarpKind::all: return ballot(calls) == call.mask ? 1 : 0;
     default: break;
   }
-  if (call.width <= 0 || call.width > lanes || !std::has_single_bit(static_cast<unsigned>(call.width)))
+  if (call.width <= 0 || call.width > lanes || (call.width & (call.width - 1)) != 0)
     violation(fmt::format("{}: width {} is not a power of two up to {}", call.name, call.width, lanes));
   const int source = source_lane(call, lane);
   const WarpCall* const from = calls[static_cast<size_t>(source)];
