@@ -65,16 +65,18 @@ void check_products(int64_t m, int64_t n, int64_t k) {
       }
 }
 
+/// Rows of C have a gap after them, and so have the matrices: nobody may touch it.
 template <class T>
 void check_batched(int64_t count, int64_t m, int64_t n, int64_t k, bool ta, bool tb, bool share_b, T beta) {
   INFO(count << " products of m " << m << ", n " << n << ", k " << k << ", transposed " << ta << tb << ", beta " << beta);
+  const int64_t ldc = n + 1, stride_c = m * ldc + 2;
   const auto a = normal_vector<T>(count * m * k, 1), b = normal_vector<T>(share_b ? n * k : count * n * k, 2);
-  auto expected = normal_vector<T>(count * m * n, 3);
+  auto expected = normal_vector<T>(count * stride_c, 3);
   if (beta == T(0)) std::fill(expected.begin(), expected.end(), std::numeric_limits<T>::quiet_NaN());
   const DeviceArray<T> device_a(a), device_b(b), c(expected);
   const auto run = [&](const GemmKernels<T>& kernels, const T* from_a, const T* from_b, T* to) {
     kernels.gemm_batched(count, m, n, k, {from_a, std::max<int64_t>(1, ta ? m : k), ta}, m * k, {from_b, std::max<int64_t>(1, tb ? k : n), tb},
-                         share_b ? 0 : n * k, beta, to, std::max<int64_t>(1, n), m * n);
+                         share_b ? 0 : n * k, beta, to, ldc, stride_c);
   };
   run(CpuBackend::gemm<T>(), a.data(), b.data(), expected.data());
   run(CudaBackend::gemm<T>(), device_a.data(), device_b.data(), c.data());
