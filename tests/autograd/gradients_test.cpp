@@ -12,8 +12,8 @@ using namespace lamina;
 using namespace lamina::test;
 
 namespace {
-Tensor leaf(std::initializer_list<double> values, const Shape& shape) { return Tensor::from<double>(values, shape).set_requires_grad(); }
-Tensor leaf(double value) { return Tensor::scalar(value, DType::f64).set_requires_grad(); }
+Tensor leaf(std::initializer_list<double> values, const Shape& shape) { return tensor<double>(values, shape).set_requires_grad(); }
+Tensor leaf(double value) { return scalar(value, DType::f64).set_requires_grad(); }
 }  // namespace
 
 TEST_CASE("hooks see and may replace the complete gradient", "[autograd]") {
@@ -43,7 +43,7 @@ TEST_CASE("hooks see and may replace the complete gradient", "[autograd]") {
     check_close(x.grad(), {14}, exact);
   }
   SECTION("the replacement must fit") {
-    x.register_hook([](const Tensor&) { return Tensor::ones({2}, DType::f64); });
+    x.register_hook([](const Tensor&) { return ones({2}, DType::f64); });
     CHECK_THROWS_WITH((x * 1.0).backward(), contains("[hook] returned gradient: expected f64 [] on cpu, got f64 [2]"));
     CHECK_FALSE(x.grad().defined());
   }
@@ -105,7 +105,7 @@ TEST_CASE("autograd::grad returns gradients and touches none", "[autograd]") {
   }
   SECTION("of both at once, from a cotangent") {
     const Tensor h = x * w;
-    const auto g = gradients(h * h, {h, x}, Tensor::scalar(10, DType::f64));
+    const auto g = gradients(h * h, {h, x}, scalar(10, DType::f64));
     check_close(g[0], {120}, exact);
     check_close(g[1], {240}, exact);
   }
@@ -133,7 +133,7 @@ TEST_CASE("autograd::grad returns gradients and touches none", "[autograd]") {
 
 TEST_CASE("what autograd::grad returns shares no memory", "[autograd]") {
   Tensor a = leaf({1, 2}, {2}), b = leaf({3, 4}, {2});
-  const Tensor dy = Tensor::full({2}, 5, DType::f64), y = a + b;
+  const Tensor dy = full({2}, 5, DType::f64), y = a + b;
   std::vector<Tensor> gradients = autograd::grad(y, std::vector<Tensor>{a, b, y, a}, dy, {.retain_graph = true});
   gradients[0].fill_(7);
   check_close(dy, {5, 5}, exact);
@@ -189,7 +189,7 @@ TEST_CASE("gradients accumulate until cleared, and what grad() returned stays as
   CHECK_FALSE(x.grad().defined());
   // One dy handed to two leaves must not become one buffer.
   Tensor a = leaf({1, 2}, {2}), b = leaf({3, 4}, {2});
-  Tensor dy = Tensor::from<double>({1, 1}, {2});
+  Tensor dy = tensor<double>({1, 1}, {2});
   (a + b).backward(dy);
   sum(a).backward();
   check_close(a.grad(), {2, 2}, exact);
@@ -203,7 +203,7 @@ TEST_CASE("gradients accumulate until cleared, and what grad() returned stays as
 TEST_CASE("a linear weight's gradient is the same whether it is kept as factors or not", "[autograd]") {
   // 2 rows against [40, 50] are kept as factors, 60 rows are not; the sums of both kinds must be those of the matrix products.
   Tensor w = normal({40, 50}, 1, DType::f64).set_requires_grad();
-  Tensor expected = Tensor::zeros({40, 50}, DType::f64);
+  Tensor expected = zeros({40, 50}, DType::f64);
   for (const int64_t rows : {2, 3, 60, 2}) {
     const Tensor x = normal({rows, 50}, 10 + static_cast<uint64_t>(rows), DType::f64),
                  dy = normal({rows, 40}, 20 + static_cast<uint64_t>(rows), DType::f64);

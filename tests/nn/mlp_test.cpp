@@ -59,19 +59,19 @@ TEST_CASE("MLP places norms, activations and dropout") {
   // Weight norm is in the layers that a norm would follow.
   nn::Sequential weight = nn::MLP({.sizes = {3, 6, 2}, .norm = "weight"});
   CHECK(layers(weight) == "Linear(3 -> 6, weight norm) ReLU Linear(6 -> 2)");
-  CHECK(names(weight.init(1).state_dict()) == "0.weight_g 0.weight_v 0.bias 2.weight 2.bias");
+  CHECK(names(init(weight, 1).state_dict()) == "0.weight_g 0.weight_v 0.bias 2.weight 2.bias");
   nn::Sequential both = nn::MLP({.sizes = {3, 6, 2}, .norm = "weight+meanbatch", .norm_output = true, .bias = false});
   CHECK(layers(both) ==
         "Linear(3 -> 6, weight norm, no bias) BatchNorm1d(6, mean only) ReLU Linear(6 -> 2, weight norm, no bias) BatchNorm1d(2, mean only)");
   nn::Sequential linear = nn::MLP({.sizes = {3, 2}, .norm = "layer", .init = "constant:2", .bias_init = "ones"});
   CHECK(layers(linear) == "Linear(3 -> 2)");
-  check_close(linear(Tensor::ones({1, 3})), {7, 7}, exact);
+  check_close(linear(ones({1, 3})), {7, 7}, exact);
   // eps reaches the norm: [1, -1] / sqrt(1 + 3), over the row or, with the same values in columns, over the batch.
   for (const char* norm : {"layer", "batch"}) {
     nn::Sequential eps = nn::MLP({.sizes = {2, 2}, .norm = norm, .norm_output = true, .init = "orthogonal", .bias_init = "zeros", .eps = 3});
-    eps.init(1);
-    eps.at<nn::Linear>(0).weight.set(Tensor::from<float>({1, 0, 0, 1}, {2, 2}));
-    check_close(eps(Tensor::from<float>({1, -1, -1, 1}, {2, 2})), {0.5, -0.5, -0.5, 0.5});
+    init(eps, 1);
+    eps.at<nn::Linear>(0).weight.set(tensor<float>({1, 0, 0, 1}, {2, 2}));
+    check_close(eps(tensor<float>({1, -1, -1, 1}, {2, 2})), {0.5, -0.5, -0.5, 0.5});
   }
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("every norm and activation builds, trains and reduces the loss") {
     for (const char* activation : {"relu", "tanh", "sigmoid", "gelu", "silu", "leaky_relu"}) {
       INFO(norm << " " << activation);
       nn::Sequential model = nn::MLP({.sizes = {8, 16, 3}, .norm = norm, .activation = activation});
-      model.init(1);
+      init(model, 1);
       const std::vector<double> losses = train(model, 60);
       CHECK(losses.back() < 0.7 * losses.front());
     }
@@ -117,7 +117,7 @@ TEST_CASE("an MLP's gradients in f64 match central differences") {
                                       .norm_after_activation = after,
                                       .activation = "tanh",
                                       .bias = after || !nn::NormSpec(norm).couples_batch()});
-      model.init(2);
+      init(model, 2);
       model.cast(DType::f64);
       for (const auto& [path, parameter] : model.named_parameters())
         if (parameter->shape().rank() == 1) parameter->set(normal(parameter->shape(), path.size() + 10, DType::f64, 0.5));
@@ -127,8 +127,8 @@ TEST_CASE("an MLP's gradients in f64 match central differences") {
 
 TEST_CASE("two models trained in two threads give what each gives alone") {
   nn::Sequential layer = nn::MLP({.sizes = {8, 16, 3}, .norm = "layer", .dropout = 0.1}), batch = nn::MLP({.sizes = {8, 16, 3}, .norm = "batch"});
-  layer.init(1);
-  batch.init(2);
+  init(layer, 1);
+  init(batch, 2);
   nn::Sequential layer_copy(layer), batch_copy(batch);
   const std::vector<double> layer_alone = train(layer, 20), batch_alone = train(batch, 20);
   std::vector<double> layer_beside, batch_beside;
@@ -161,14 +161,13 @@ TEST_CASE("five Adam steps give PyTorch's losses, gradients, state and evaluatio
       const int64_t batch = x.size(1), width = x.size(2);
       const auto batch_at = [&](int64_t step) {
         const std::vector<double> all = values(x);
-        return Tensor::from(std::vector<double>(all.begin() + step * batch * width, all.begin() + (step + 1) * batch * width), {batch, width})
-            .cast(dtype);
+        return tensor(std::vector<double>(all.begin() + step * batch * width, all.begin() + (step + 1) * batch * width), {batch, width}).cast(dtype);
       };
       std::vector<double> losses;
       for (int64_t step = 0; step < x.size(0); ++step) {
         const auto all = labels.to_vector<int64_t>();
-        const Tensor loss = cross_entropy(model(batch_at(step)),
-                                          Tensor::from(std::vector<int64_t>(all.begin() + step * batch, all.begin() + (step + 1) * batch), {batch}));
+        const Tensor loss =
+            cross_entropy(model(batch_at(step)), tensor(std::vector<int64_t>(all.begin() + step * batch, all.begin() + (step + 1) * batch), {batch}));
         losses.push_back(loss.item());
         adam.zero_grad();
         loss.backward();
@@ -176,7 +175,7 @@ TEST_CASE("five Adam steps give PyTorch's losses, gradients, state and evaluatio
           for (const auto& [path, parameter] : model.named_parameters()) check_close(parameter->grad(), golden("grad." + path), tolerance);
         adam.step();
       }
-      check_close(Tensor::from(losses, {static_cast<int64_t>(losses.size())}), golden("losses"), tolerance);
+      check_close(tensor(losses, {static_cast<int64_t>(losses.size())}), golden("losses"), tolerance);
       // In f32 the gradient of a bias before a batch norm, zero but for rounding, is blown up by Adam to steps of its own.
       if (nn::NormSpec(norm).couples_batch() && dtype == DType::f32) continue;
       for (const auto& [name, value] : model.state_dict()) {

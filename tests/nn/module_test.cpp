@@ -32,7 +32,7 @@ struct Tied : nn::Module {
 /// Parameters and buffers of its own beside a module.
 struct Mixed : nn::Module {
   nn::Parameter scale{{2}, nn::init::ones()};
-  nn::Buffer seen{Tensor::zeros({}, DType::i64)};
+  nn::Buffer seen{zeros({}, DType::i64)};
   nn::Linear linear{2, 2};
   nn::Parameter none;
   void members(nn::Visitor& v) override {
@@ -78,7 +78,7 @@ TEST_CASE("two members of one name are an error") {
       v(second, b);
     }
   } twice;
-  CHECK_THROWS_WITH(twice.init(1), "[module] two members are called 'weight'");
+  CHECK_THROWS_WITH(init(twice, 1), "[module] two members are called 'weight'");
   twice.second = "";
   CHECK_THROWS_WITH(twice.parameters(), contains("empty name"));
 }
@@ -94,11 +94,11 @@ TEST_CASE("train and eval reach every module") {
 
 TEST_CASE("ties: one draw, one gradient, kept by clone and not by a copy") {
   Tied model;
-  model.init(2);
+  init(model, 2);
   // The gradient of the one tensor is the sum of those of both uses, which an untied copy has apart.
   Tied copy(model);
   CHECK_FALSE(copy.output.weight.tensor().is_same(copy.embedding.weight.tensor()));
-  const Tensor ids = Tensor::from<int64_t>({0, 3, 5}, {3}), labels = Tensor::from<int64_t>({1, 2, 3}, {3});
+  const Tensor ids = tensor<int64_t>({0, 3, 5}, {3}), labels = tensor<int64_t>({1, 2, 3}, {3});
   cross_entropy(model(ids), labels).backward();
   cross_entropy(copy(ids), labels).backward();
   CHECK(norm_of(copy.embedding.weight.grad()) > 0.01);
@@ -117,7 +117,7 @@ TEST_CASE("ties: one draw, one gradient, kept by clone and not by a copy") {
 
 TEST_CASE("copies of a model are independent") {
   nn::Sequential model(nn::Linear(3, 4), nn::BatchNorm1d(4), nn::ReLU(), nn::Linear(4, 2));
-  model.init(5);
+  init(model, 5);
   nn::Sequential copy(model);
   const nn::StateDict before = snapshot(copy);
   CHECK(same_state(before, snapshot(model)));
@@ -141,7 +141,7 @@ TEST_CASE("chains of chains are chains of two") {
 
 TEST_CASE("frozen parameters get no gradient") {
   nn::Sequential model(nn::Linear(3, 4), nn::Tanh(), nn::Linear(4, 2));
-  model.init(1);
+  init(model, 1);
   model.at<nn::Linear>(0).weight.freeze();
   const Tensor y = model(normal({5, 3}, 2));
   y.backward(normal({5, 2}, 3));
@@ -152,14 +152,14 @@ TEST_CASE("frozen parameters get no gradient") {
 
 TEST_CASE("to and cast reach parameters and buffers, and optimisers' handles stay valid") {
   nn::Sequential model(nn::Linear(3, 4), nn::BatchNorm1d(4));
-  model.init(1);
+  init(model, 1);
   const Tensor handle = model.at<nn::Linear>(0).weight.value();
   model.cast(DType::f64);
   CHECK(handle.dtype() == DType::f64);
   CHECK(model.at<nn::BatchNorm1d>(1).running_var.tensor().dtype() == DType::f64);
   CHECK(model.at<nn::BatchNorm1d>(1).num_batches_tracked.tensor().dtype() == DType::i64);
   CHECK(model(normal({5, 3}, 2, DType::f64)).dtype() == DType::f64);
-  model.to(Device::cpu());
+  model.to(test::device());
   CHECK_THROWS_WITH(model.cast(DType::i64), contains("[module] cast: expected f32 or f64"));
   model.cast(DType::f32);
   CHECK(model(normal({5, 3}, 2)).dtype() == DType::f32);

@@ -33,103 +33,102 @@ std::string made(const char* name, const nn::NormPlace& place) { return describe
 }  // namespace
 
 TEST_CASE("RMSNorm: PyTorch's defaults, partial, gain and bias") {
-  nn::RMSNorm norm(4);
+  auto norm = on_device(nn::RMSNorm(4));
   CHECK(names(norm.state_dict()) == "weight");
   CHECK(norm.describe() == "RMSNorm(4)");
-  norm.weight.set(Tensor::from<float>({1, 2, 3, 4}, {4}));
-  check_close(norm(Tensor::from<float>({2, -2, 2, 2}, {1, 4})), {1, -2, 3, 4});
+  norm.weight.set(tensor<float>({1, 2, 3, 4}, {4}));
+  check_close(norm(tensor<float>({2, -2, 2, 2}, {1, 4})), {1, -2, 3, 4});
   // eps is the machine epsilon unless given.
-  check_close(norm(Tensor::from<float>({1e-4f, 0, 0, 0}, {1, 4})), {1e-4 / std::sqrt(0.25e-8 + 1.1920929e-7), 0, 0, 0});
-  nn::RMSNorm partial(Shape{2, 2}, {.eps = 0.0, .partial = 0.3, .gain = false, .bias = true});  // the first two of four
+  check_close(norm(tensor<float>({1e-4f, 0, 0, 0}, {1, 4})), {1e-4 / std::sqrt(0.25e-8 + 1.1920929e-7), 0, 0, 0});
+  auto partial = on_device(nn::RMSNorm(Shape{2, 2}, {.eps = 0.0, .partial = 0.3, .gain = false, .bias = true}));  // the first two of four
   CHECK(names(partial.state_dict()) == "bias");
   CHECK(partial.describe() == "RMSNorm([2, 2], partial 0.3, no gain, bias)");
-  check_close(partial(Tensor::from<float>({3, 3, 6, 9}, {1, 2, 2})), {1, 1, 2, 3});
+  check_close(partial(tensor<float>({3, 3, 6, 9}, {1, 2, 2})), {1, 1, 2, 3});
   CHECK_THROWS_WITH(nn::RMSNorm(4, {.partial = 0}), contains("[rms_norm] partial: expected a value in (0, 1], got 0"));
   CHECK_THROWS_WITH(nn::RMSNorm(4, {.eps = -1}), contains("[rms_norm] eps: expected a value >= 0, got -1"));
-  CHECK_THROWS_WITH(norm(Tensor::zeros({2, 5})), contains("[rms_norm]") && contains("[2, 5]"));
+  CHECK_THROWS_WITH(norm(zeros({2, 5})), contains("[rms_norm]") && contains("[2, 5]"));
 }
 
 TEST_CASE("GroupNorm: layouts, names, errors") {
-  nn::GroupNorm norm(2, 4, {.eps = 0});
+  auto norm = on_device(nn::GroupNorm(2, 4, {.eps = 0}));
   CHECK(names(norm.state_dict()) == "weight bias");
   CHECK(norm.describe() == "GroupNorm(2 groups of 2)");
-  norm.weight.set(Tensor::from<float>({2, 3, 4, 5}, {4}));
-  norm.bias.set(Tensor::from<float>({0, 10, 20, 30}, {4}));
-  check_close(norm(Tensor::from<float>({1, 5, 9, 11}, {1, 4})), {-2, 13, 16, 35});
+  norm.weight.set(tensor<float>({2, 3, 4, 5}, {4}));
+  norm.bias.set(tensor<float>({0, 10, 20, 30}, {4}));
+  check_close(norm(tensor<float>({1, 5, 9, 11}, {1, 4})), {-2, 13, 16, 35});
   CHECK(norm(normal({2, 4, 3, 5}, 1)).shape() == Shape{2, 4, 3, 5});
-  CHECK(norm(Tensor::zeros({0, 4, 3})).shape() == Shape{0, 4, 3});
-  nn::GroupNorm plain(1, 4, {.affine = false});
+  CHECK(norm(zeros({0, 4, 3})).shape() == Shape{0, 4, 3});
+  auto plain = on_device(nn::GroupNorm(1, 4, {.affine = false}));
   CHECK(plain.state_dict().empty());
   CHECK(plain.describe() == "GroupNorm(1 groups of 4, not affine)");
-  CHECK_THROWS_WITH(norm(Tensor::zeros({2, 3})),
-                    contains("[group_norm] x: expected [N, 4] or [N, 4, ...], got [2, 3] (in GroupNorm(2 groups of 2))"));
-  CHECK_THROWS_WITH(norm(Tensor::zeros({4})), contains("got [4]"));
+  CHECK_THROWS_WITH(norm(zeros({2, 3})), contains("[group_norm] x: expected [N, 4] or [N, 4, ...], got [2, 3] (in GroupNorm(2 groups of 2))"));
+  CHECK_THROWS_WITH(norm(zeros({4})), contains("got [4]"));
   CHECK_THROWS_WITH(nn::GroupNorm(3, 4), contains("[group_norm] groups: expected a number that divides the 4 channels, got 3"));
   CHECK_THROWS_WITH(nn::GroupNorm(0, 4), contains("got 0"));
   CHECK_THROWS_WITH(nn::GroupNorm(1, -1), contains("channel count >= 0"));
 }
 
 TEST_CASE("A13: InstanceNorm: PyTorch's defaults, one element, wrong rank, evaluation with and without running statistics") {
-  nn::InstanceNorm1d norm(3);
+  auto norm = on_device(nn::InstanceNorm1d(3));
   CHECK(norm.state_dict().empty());  // neither affine nor tracking
   CHECK(norm.describe() == "InstanceNorm1d(3)");
-  CHECK_THROWS_WITH(norm(Tensor::ones({2, 3, 1})),
+  CHECK_THROWS_WITH(norm(ones({2, 3, 1})),
                     contains("[instance_norm] x: one value per instance has no variance: got [2, 3, 1] (in InstanceNorm1d(3))"));
-  CHECK_THROWS_WITH(norm(Tensor::ones({2, 3})), contains("[instance_norm] x: expected [N, 3, L], got [2, 3] (in InstanceNorm1d(3))"));
-  CHECK_THROWS_WITH(norm(Tensor::ones({2, 3, 4, 4})), contains("got [2, 3, 4, 4]"));
-  CHECK(norm(Tensor::zeros({0, 3, 1})).shape() == Shape{0, 3, 1});
+  CHECK_THROWS_WITH(norm(ones({2, 3})), contains("[instance_norm] x: expected [N, 3, L], got [2, 3] (in InstanceNorm1d(3))"));
+  CHECK_THROWS_WITH(norm(ones({2, 3, 4, 4})), contains("got [2, 3, 4, 4]"));
+  CHECK(norm(zeros({0, 3, 1})).shape() == Shape{0, 3, 1});
 
-  const Tensor x = Tensor::from<float>({1, 3}, {1, 1, 2});
-  nn::InstanceNorm1d one(1), tracked(1, {.affine = true, .track_running_stats = true});
+  const Tensor x = tensor<float>({1, 3}, {1, 1, 2});
+  auto one = on_device(nn::InstanceNorm1d(1)), tracked = on_device(nn::InstanceNorm1d(1, {.affine = true, .track_running_stats = true}));
   CHECK(names(tracked.state_dict()) == "weight bias running_mean running_var num_batches_tracked");
   CHECK(tracked.describe() == "InstanceNorm1d(1, affine, running statistics)");
   one.eval();
   tracked.eval();
   check_close(one(x), {-0.999995, 0.999995});
   check_close(tracked(x), {0.999995, 2.999985});
-  CHECK(tracked(Tensor::ones({2, 1, 1})).shape() == Shape{2, 1, 1});
+  CHECK(tracked(ones({2, 1, 1})).shape() == Shape{2, 1, 1});
   tracked.train();
   check_close(tracked(x), {-0.999995, 0.999995});
   check_close(tracked.running_mean.tensor(), {0.2});
   check_close(tracked.running_var.tensor(), {1.1});
 
-  nn::InstanceNorm2d images(2, {.affine = true});
+  auto images = on_device(nn::InstanceNorm2d(2, {.affine = true}));
   CHECK(images.describe() == "InstanceNorm2d(2, affine)");
   CHECK(images(normal({3, 2, 4, 5}, 1)).shape() == Shape{3, 2, 4, 5});
-  CHECK_THROWS_WITH(images(Tensor::ones({3, 2, 4})), contains("[instance_norm] x: expected [N, 2, H, W], got [3, 2, 4]"));
-  CHECK_THROWS_WITH(images(Tensor::ones({3, 2, 1, 1})), contains("one value per instance"));
+  CHECK_THROWS_WITH(images(ones({3, 2, 4})), contains("[instance_norm] x: expected [N, 2, H, W], got [3, 2, 4]"));
+  CHECK_THROWS_WITH(images(ones({3, 2, 1, 1})), contains("one value per instance"));
   CHECK_THROWS_WITH(nn::InstanceNorm2d(2, {.momentum = 2}), contains("[instance_norm] momentum: expected a value in [0, 1], got 2"));
 }
 
 TEST_CASE("BatchNorm2d normalises channels of images as BatchNorm1d does those of sequences") {
-  nn::BatchNorm2d images(3);
-  nn::BatchNorm1d sequences(3);
+  auto images = on_device(nn::BatchNorm2d(3));
+  auto sequences = on_device(nn::BatchNorm1d(3));
   CHECK(names(images.state_dict()) == "weight bias running_mean running_var num_batches_tracked");
-  const Tensor x = normal({4, 3, 2, 5}, 1, DType::f32, 2), flat = Tensor::from(x.to_vector<float>(), {4, 3, 10});
+  const Tensor x = normal({4, 3, 2, 5}, 1, DType::f32, 2), flat = tensor(x.to_vector<float>(), {4, 3, 10});
   check_close(images(x), values(sequences(flat)), exact);
   check_close(images.running_var.tensor(), values(sequences.running_var.tensor()), exact);
   CHECK(images.num_batches_tracked.tensor().item() == 1);
   CHECK(images.describe() == "BatchNorm2d(3)");
   CHECK_THROWS_WITH(images(flat), contains("[batch_norm] x: expected [N, 3, H, W], got [4, 3, 10] (in BatchNorm2d(3))"));
-  CHECK_THROWS_WITH(images(Tensor::ones({1, 3, 1, 1})), contains("one value per channel has no variance"));
+  CHECK_THROWS_WITH(images(ones({1, 3, 1, 1})), contains("one value per channel has no variance"));
 }
 
 TEST_CASE("mean-only BatchNorm: a bias and a running mean, nothing else") {
-  nn::BatchNorm1d norm(2, {.momentum = 0.5, .mean_only = true});
+  auto norm = on_device(nn::BatchNorm1d(2, {.momentum = 0.5, .mean_only = true}));
   CHECK(names(norm.state_dict()) == "bias running_mean num_batches_tracked");
   CHECK(norm.describe() == "BatchNorm1d(2, mean only)");
-  norm.bias.set(Tensor::from<float>({100, 0}, {2}));
-  check_close(norm(Tensor::from<float>({1, 10, 5, 12}, {2, 2})), {98, -1, 102, 1});
+  norm.bias.set(tensor<float>({100, 0}, {2}));
+  check_close(norm(tensor<float>({1, 10, 5, 12}, {2, 2})), {98, -1, 102, 1});
   check_close(norm.running_mean.tensor(), {1.5, 5.5});
   norm.eval();
-  check_close(norm(Tensor::from<float>({1, 10}, {1, 2})), {99.5, 4.5});
+  check_close(norm(tensor<float>({1, 10}, {1, 2})), {99.5, 4.5});
   norm.train();
-  CHECK_THROWS_WITH(norm(Tensor::ones({1, 2})), contains("[batch_norm] x: one value per channel has no mean but itself"));
+  CHECK_THROWS_WITH(norm(ones({1, 2})), contains("[batch_norm] x: one value per channel has no mean but itself"));
   // Population statistics of a norm without variances.
   nn::Sequential model(norm);
   nn::recompute_population_statistics(model, [&] {
-    model(Tensor::from<float>({0, 0, 2, 2}, {2, 2}));
-    model(Tensor::from<float>({4, 4, 10, 10}, {2, 2}));
+    model(tensor<float>({0, 0, 2, 2}, {2, 2}));
+    model(tensor<float>({4, 4, 10, 10}, {2, 2}));
   });
   check_close(model.at<nn::BatchNorm1d>(0).running_mean.tensor(), {4, 4});
   CHECK(model.at<nn::BatchNorm1d>(0).num_batches_tracked.tensor().item() == 1);
@@ -180,9 +179,9 @@ TEST_CASE("make_norm: what each name is at each place") {
   const nn::NormLayer batch = nn::make_norm("batch", row, {.eps = 3, .batch_norm = {.track_running_stats = false, .mean_only = true}});
   CHECK(describe(batch) == "BatchNorm1d(16, no running statistics)");
   for (const char* name : {"layer", "batch", "group:1", "rms"}) {
-    nn::Norm norm(name, {.features = 2}, {.eps = 3});
+    auto norm = on_device(nn::Norm(name, {.features = 2}, {.eps = 3}));
     INFO(name);
-    check_close(norm(Tensor::from<float>({1, -1, -1, 1}, {2, 2})), {0.5, -0.5, -0.5, 0.5});
+    check_close(norm(tensor<float>({1, -1, -1, 1}, {2, 2})), {0.5, -0.5, -0.5, 0.5});
   }
   // What makes no sense is refused in one line that lists what does.
   CHECK_THROWS_AS(nn::make_norm("instance", row), InputError);
@@ -219,7 +218,7 @@ TEST_CASE("Norm: any normaliser as a member, under its own name, in the mode of 
     Tensor operator()(const Tensor& x) { return norm2(norm1(linear(x))); }
   };
   Block block;
-  block.init(1);
+  init(block, 1);
   CHECK(names(block.state_dict()) ==
         "linear.weight linear.bias norm2.weight norm2.bias norm2.running_mean norm2.running_var norm2.num_batches_tracked");
   CHECK(block.norm1.describe() == "no norm");
@@ -231,7 +230,7 @@ TEST_CASE("Norm: any normaliser as a member, under its own name, in the mode of 
   block.eval();
   const Tensor before = block(x);
   CHECK(batch.num_batches_tracked.tensor().item() == 1);
-  CHECK(same_bits(block(Tensor::from(x.to_vector<float>(), {8, 4})), before));
+  CHECK(same_bits(block(tensor(x.to_vector<float>(), {8, 4})), before));
   nn::recompute_population_statistics(block, [&] { block(x); });
   CHECK(max_difference(block(x), before) > 0.01);  // now the batch's own
   check_close(mean(block(x), {0}), std::vector<double>(6, 0.0), f32_rounding);

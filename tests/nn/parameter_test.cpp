@@ -19,24 +19,24 @@ TEST_CASE("an absent parameter converts to an undefined tensor") {
 }
 
 TEST_CASE("constants hold at once, drawn values after the draw") {
-  Parameter gain({3}, nn::init::constant(2.5));
+  Parameter gain = on_device(Parameter({3}, nn::init::constant(2.5)));
   CHECK(gain.ready());
   CHECK(gain.value().requires_grad());
   check_close(gain.value(), {2.5, 2.5, 2.5}, exact);
 
-  Parameter weight({1000, 784}, nn::init::uniform(0.1));
+  Parameter weight = on_device(Parameter({1000, 784}, nn::init::uniform(0.1)));
   CHECK_FALSE(weight.ready());
-  CHECK(std::isnan(weight.tensor().data<float>()[5]));
+  CHECK(std::isnan(element(weight.tensor(), 5)));
   CHECK_THROWS_WITH(weight.value(), "[parameter] used before init(seed) or load_state_dict: shape [1000, 784]");
   weight.draw(Rng(1));
   CHECK(weight.ready());
-  CHECK(std::abs(weight.value().data<float>()[5]) <= 0.1f);
+  CHECK(std::abs(element(weight.value(), 5)) <= static_cast<double>(0.1f));
   CHECK_THROWS_WITH(Parameter({2}, nn::init::zeros(), DType::i64), contains("[parameter] expected f32 or f64, got i64"));
 }
 
 TEST_CASE("copies of a parameter are independent and keep whether it is frozen") {
-  Parameter a({2}, nn::init::ones());
-  a.tensor().set_grad(Tensor::ones({2}));
+  Parameter a = on_device(Parameter({2}, nn::init::ones()));
+  a.tensor().set_grad(ones({2}));
   a.freeze();
   Parameter b(a);
   CHECK(b.frozen());
@@ -46,7 +46,7 @@ TEST_CASE("copies of a parameter are independent and keep whether it is frozen")
   b.tensor().fill_(7);
   check_close(a.value(), {1, 1}, exact);
 
-  Parameter c({3}, nn::init::zeros());
+  Parameter c = on_device(Parameter({3}, nn::init::zeros()));
   c = b;
   b.tensor().fill_(8);
   check_close(c.value(), {7, 7}, exact);
@@ -58,7 +58,8 @@ TEST_CASE("copies of a parameter are independent and keep whether it is frozen")
 }
 
 TEST_CASE("tied parameters are one tensor, also in their readiness") {
-  Parameter a({2, 3}, nn::init::normal(1)), b({2, 3}, nn::init::normal(1)), other({3, 2}, nn::init::zeros()), none;
+  Parameter a = on_device(Parameter({2, 3}, nn::init::normal(1))), b = on_device(Parameter({2, 3}, nn::init::normal(1))),
+            other({3, 2}, nn::init::zeros()), none;
   b.tie(a);
   CHECK_FALSE(b.ready());
   a.draw(Rng(4));
@@ -71,20 +72,20 @@ TEST_CASE("tied parameters are one tensor, also in their readiness") {
 }
 
 TEST_CASE("set checks the shape and converts the dtype") {
-  Parameter p({2}, nn::init::normal(1));
-  p.set(Tensor::from({1.5, -2.0}, {2}));
+  Parameter p = on_device(Parameter({2}, nn::init::normal(1)));
+  p.set(tensor({1.5, -2.0}, {2}));
   CHECK(p.ready());
   check_close(p.value(), {1.5, -2}, exact);
   CHECK(p.value().requires_grad());
-  CHECK_THROWS_WITH(p.set(Tensor::zeros({3})), "[parameter] set: expected [2], got [3]");
-  CHECK_THROWS_WITH(p.set(Tensor::zeros({2}, DType::i64)), "[parameter] set: expected f32 or f64, got i64");
-  CHECK_THROWS_WITH(Parameter().set(Tensor::zeros({2})), contains("absent"));
+  CHECK_THROWS_WITH(p.set(zeros({3})), "[parameter] set: expected [2], got [3]");
+  CHECK_THROWS_WITH(p.set(zeros({2}, DType::i64)), "[parameter] set: expected f32 or f64, got i64");
+  CHECK_THROWS_WITH(Parameter().set(zeros({2})), contains("absent"));
 }
 
 TEST_CASE("cast swaps the data inside the same tensor and clears the gradient") {
-  Parameter p({2}, nn::init::constant(0.1));
+  Parameter p = on_device(Parameter({2}, nn::init::constant(0.1)));
   const Tensor handle = p.value();
-  p.tensor().set_grad(Tensor::ones({2}));
+  p.tensor().set_grad(ones({2}));
   p.cast(DType::f32);
   CHECK(p.grad().defined());  // nothing changed
   p.cast(DType::f64);
@@ -97,7 +98,7 @@ TEST_CASE("cast swaps the data inside the same tensor and clears the gradient") 
 }
 
 TEST_CASE("buffers reset, copy deeply, and cast only floats") {
-  Buffer mean(Tensor::ones({2}));
+  Buffer mean(ones({2}));
   mean.tensor().fill_(5);
   const Buffer copy(mean);
   mean.reset();
@@ -109,7 +110,7 @@ TEST_CASE("buffers reset, copy deeply, and cast only floats") {
   check_close(mean.tensor(), {1, 1}, exact);
   CHECK(mean.tensor().dtype() == DType::f64);
 
-  Buffer count(Tensor::scalar(3, DType::i64));
+  Buffer count(scalar(3, DType::i64));
   count.cast(DType::f64);
   CHECK(count.tensor().dtype() == DType::i64);
   Buffer none;
@@ -130,5 +131,5 @@ TEST_CASE("a stream buffer holds the position of an Rng") {
   CHECK(copy.rng().key == 0xFEDCBA9876543210u);
   CHECK(copy.rng().counter == 12);
   CHECK(copy.is_stream());
-  CHECK_THROWS_WITH(Buffer(Tensor::zeros({2})).rng(), contains("not a random stream"));
+  CHECK_THROWS_WITH(Buffer(zeros({2})).rng(), contains("not a random stream"));
 }

@@ -20,7 +20,7 @@ constexpr std::pair<RecurrentCell, const char*> cells[] = {{RecurrentCell::lstm,
 
 /// Loads `golden` values under their names over what the layer starts with.
 void load(nn::Module& layer, const std::map<std::string, Tensor>& golden) {
-  layer.init(1);
+  init(layer, 1);
   nn::StateDict state;
   for (const auto& [name, value] : snapshot(layer)) {
     const bool buffer = name.starts_with("running_");

@@ -21,8 +21,8 @@ TEST_CASE("single steps give what the layer gives, batch norm's statistics inclu
       const nn::RecurrentLayerOptions options{.input = 3, .hidden = 4, .norm = norm, .momentum = 0.3, .max_steps = 3};
       nn::Recurrent layer(kind, options);
       nn::RecurrentStep cell(kind, options);
-      layer.init(1);
-      cell.init(2);
+      init(layer, 1);
+      init(cell, 2);
       cell.load_state_dict(renamed(layer.state_dict(), "_l0", ""));
       INFO(layer.describe());
       const Tensor x = normal({5, 3, 3}, 1);
@@ -49,8 +49,8 @@ TEST_CASE("recurrent batch norm: population statistics are averages over batches
     const nn::RecurrentLayerOptions options{.input = 3, .hidden = 4, .norm = "batch", .max_steps = 3};
     nn::LSTM layer(options);
     nn::LSTMCell cell(options);
-    layer.init(1);
-    cell.init(2);
+    init(layer, 1);
+    init(cell, 2);
     cell.load_state_dict(renamed(layer.state_dict(), "_l0", ""));
     INFO((of_steps ? "cell" : "layer"));
     // Batches of 2, 4 and 5 steps: the last row serves steps 2, 3 and 4.
@@ -128,8 +128,8 @@ TEST_CASE("recurrent batch norm: a population pass has no dropout and reaches la
       v("head", head);
     }
   } model(0.9), plain(0);
-  model.init(1);
-  plain.init(1);
+  init(model, 1);
+  init(plain, 1);
   const Tensor x = normal({4, 5, 3}, 1);
   for (Model* m : {&model, &plain}) nn::recompute_population_statistics(*m, [&] { m->gru(x); });
   const nn::RecurrentWeights &second = model.gru.weights[1], &expected = plain.gru.weights[1];
@@ -145,8 +145,8 @@ TEST_CASE("recurrent batch norm: warnings of an evaluation with the wrong statis
   const nn::RecurrentLayerOptions options{.input = 3, .hidden = 4, .norm = "batch", .max_steps = 6};
   nn::LSTM layer(options);
   nn::GRUCell cell(options);
-  layer.init(1);
-  cell.init(1);
+  init(layer, 1);
+  init(cell, 1);
   const Tensor x = normal({4, 3, 3}, 1);
   const auto warnings = [](auto&& f) {
     const CatchWarnings caught;
@@ -173,7 +173,7 @@ TEST_CASE("recurrent batch norm: warnings of an evaluation with the wrong statis
   CHECK_THAT(warnings([&] { cell(select(x, 0, 0)); }), contains("[gru] GRUCell(3 -> 4, norm batch): evaluated at step 0"));
   // Other norms have nothing to warn of.
   nn::LSTM other({.input = 3, .hidden = 4, .norm = "layer"});
-  other.init(1);
+  init(other, 1);
   CHECK(warnings([&] {
           const NoGrad no_grad;
           other(x);

@@ -18,14 +18,14 @@ using namespace lamina::test;
 
 TEST_CASE("recurrent layers: names, shapes and summaries") {
   nn::LSTM plain({.input = 3, .hidden = 4});
-  CHECK(names(plain.init(1).state_dict()) == "weight_ih_l0 weight_hh_l0 bias_ih_l0 bias_hh_l0");
+  CHECK(names(init(plain, 1).state_dict()) == "weight_ih_l0 weight_hh_l0 bias_ih_l0 bias_hh_l0");
   CHECK(plain.describe() == "LSTM(3 -> 4)");
   CHECK(plain.parameter_count() == 4 * 4 * (3 + 4 + 2));
   CHECK(plain.weights[0].weight_ih.shape() == Shape{16, 3});
   CHECK(plain.weights[0].weight_hh.shape() == Shape{16, 4});
 
   nn::GRU deep({.input = 3, .hidden = 4, .layers = 2, .bias = false, .dropout = 0.5, .bidirectional = true, .learn_state = true});
-  CHECK(names(deep.init(1).state_dict()) ==
+  CHECK(names(init(deep, 1).state_dict()) ==
         "weight_ih_l0 weight_hh_l0 weight_ih_l0_reverse weight_hh_l0_reverse weight_ih_l1 weight_hh_l1 weight_ih_l1_reverse weight_hh_l1_reverse h0 "
         "dropout.rng");
   CHECK(deep.describe() == "GRU(3 -> 4, 2 layers, bidirectional, no bias, learned state)");
@@ -35,7 +35,7 @@ TEST_CASE("recurrent layers: names, shapes and summaries") {
   const auto names_of = [](const char* norm, RecurrentCell cell) {
     nn::Recurrent layer(cell, {.input = 3, .hidden = 4, .norm = norm, .max_steps = 5});
     CHECK(layer.describe() == std::string(cell == RecurrentCell::lstm ? "LSTM" : "GRU") + "(3 -> 4, norm " + norm + ")");
-    return names(layer.init(1).state_dict());
+    return names(init(layer, 1).state_dict());
   };
   const std::string weights = "weight_ih_l0 weight_hh_l0 bias_ih_l0 bias_hh_l0 ";
   for (const char* norm : {"layer", "layer-carry", "rms"})
@@ -51,7 +51,7 @@ TEST_CASE("recurrent layers: names, shapes and summaries") {
   CHECK(names_of("weight", RecurrentCell::gru) == "weight_ih_l0_g weight_ih_l0_v weight_hh_l0_g weight_hh_l0_v bias_ih_l0 bias_hh_l0");
 
   nn::LSTMCell cell({.input = 3, .hidden = 4, .norm = "layer"});
-  CHECK(names(cell.init(1).state_dict()) == "weight_ih weight_hh bias_ih bias_hh gain_ih gain_hh gain_c bias_c");
+  CHECK(names(init(cell, 1).state_dict()) == "weight_ih weight_hh bias_ih bias_hh gain_ih gain_hh gain_c bias_c");
   CHECK(cell.describe() == "LSTMCell(3 -> 4, norm layer)");
   CHECK(nn::RNN({.input = 1, .hidden = 2, .batch_first = true}).describe() == "RNN(1 -> 2, batch first)");
 }
@@ -92,27 +92,27 @@ TEST_CASE("recurrent layers: what they refuse, in one line") {
   }
 
   nn::LSTM layer({.input = 3, .hidden = 4, .layers = 2});
-  CHECK_THROWS_WITH(layer(Tensor::zeros({5, 2, 3})), contains("[parameter] used before init(seed) or load_state_dict"));
-  layer.init(1);
-  CHECK_THROWS_WITH(layer(Tensor::zeros({5, 2, 4})), "[lstm] x: expected [T, N, 3], got [5, 2, 4] (in LSTM(3 -> 4, 2 layers))");
-  CHECK_THROWS_WITH(layer(Tensor::zeros({2, 3})), contains("got [2, 3]"));
-  CHECK_THROWS_WITH(layer(Tensor::zeros({5, 2, 3}), {Tensor::zeros({1, 2, 4}), {}}),
+  CHECK_THROWS_WITH(layer(zeros({5, 2, 3})), contains("[parameter] used before init(seed) or load_state_dict"));
+  init(layer, 1);
+  CHECK_THROWS_WITH(layer(zeros({5, 2, 4})), "[lstm] x: expected [T, N, 3], got [5, 2, 4] (in LSTM(3 -> 4, 2 layers))");
+  CHECK_THROWS_WITH(layer(zeros({2, 3})), contains("got [2, 3]"));
+  CHECK_THROWS_WITH(layer(zeros({5, 2, 3}), {zeros({1, 2, 4}), {}}),
                     "[lstm] h: expected [2, 2, 4], got [1, 2, 4] (x is [5, 2, 3], in LSTM(3 -> 4, 2 layers))");
-  CHECK_THROWS_WITH(layer(Tensor::zeros({5, 2, 3}), {{}, Tensor::zeros({2, 3, 4})}), contains("[lstm] c: expected [2, 2, 4], got [2, 3, 4]"));
-  CHECK_THROWS_WITH(layer(Tensor::zeros({5, 2, 3}), {}, std::vector<int64_t>{5}), contains("lengths"));
-  CHECK_THROWS_WITH(layer(Tensor::zeros({5, 2, 3}), {}, std::vector<int64_t>{5, 6}), contains("lengths"));
-  CHECK_THROWS_WITH(layer(Tensor::zeros({5, 2, 3}, DType::f64)), contains("f64"));
+  CHECK_THROWS_WITH(layer(zeros({5, 2, 3}), {{}, zeros({2, 3, 4})}), contains("[lstm] c: expected [2, 2, 4], got [2, 3, 4]"));
+  CHECK_THROWS_WITH(layer(zeros({5, 2, 3}), {}, std::vector<int64_t>{5}), contains("lengths"));
+  CHECK_THROWS_WITH(layer(zeros({5, 2, 3}), {}, std::vector<int64_t>{5, 6}), contains("lengths"));
+  CHECK_THROWS_WITH(layer(zeros({5, 2, 3}, DType::f64)), contains("f64"));
   nn::GRU gru_layer({.input = 3, .hidden = 4});
-  gru_layer.init(1);
-  CHECK_THROWS_WITH(gru_layer(Tensor::zeros({5, 2, 3}), {{}, Tensor::zeros({1, 2, 4})}), "[gru] c: GRU(3 -> 4) has no cell state");
+  init(gru_layer, 1);
+  CHECK_THROWS_WITH(gru_layer(zeros({5, 2, 3}), {{}, zeros({1, 2, 4})}), "[gru] c: GRU(3 -> 4) has no cell state");
   nn::LSTM batch({.input = 3, .hidden = 4, .norm = "batch", .max_steps = 5});
-  batch.init(1);
+  init(batch, 1);
   CHECK_THROWS_WITH(batch(normal({5, 1, 3}, 1)), contains("2 sequences"));
   nn::RNNCell cell({.input = 3, .hidden = 4});
-  cell.init(1);
-  CHECK_THROWS_WITH(cell(Tensor::zeros({2, 4})), "[rnn] x: expected [N, 3], got [2, 4] (in RNNCell(3 -> 4))");
-  CHECK_THROWS_WITH(cell(Tensor::zeros({2, 3}), {Tensor::zeros({1, 4}), {}}), contains("[rnn] h: expected [2, 4], got [1, 4]"));
-  CHECK_THROWS_WITH(cell(Tensor::zeros({2, 3}), {}, -1), contains("[rnn] step: expected a number >= 0, got -1"));
+  init(cell, 1);
+  CHECK_THROWS_WITH(cell(zeros({2, 4})), "[rnn] x: expected [N, 3], got [2, 4] (in RNNCell(3 -> 4))");
+  CHECK_THROWS_WITH(cell(zeros({2, 3}), {zeros({1, 4}), {}}), contains("[rnn] h: expected [2, 4], got [1, 4]"));
+  CHECK_THROWS_WITH(cell(zeros({2, 3}), {}, -1), contains("[rnn] step: expected a number >= 0, got -1"));
 }
 
 TEST_CASE("recurrent layers: a stack is its layers one after the other, a second direction is the reversed sequence") {
@@ -120,7 +120,7 @@ TEST_CASE("recurrent layers: a stack is its layers one after the other, a second
     for (const std::string& norm : nn::Recurrent::norm_names(cell)) {
       nn::RecurrentLayerOptions options{.input = 3, .hidden = 4, .layers = 2, .norm = norm, .bidirectional = true, .gain = 0.7, .max_steps = 5};
       nn::Recurrent deep(cell, options);
-      deep.init(1);
+      init(deep, 1);
       INFO(deep.describe());
       const Tensor x = normal({5, 3, 3}, 1), h0 = normal({4, 3, 4}, 2), c0 = cell == RecurrentCell::lstm ? normal({4, 3, 4}, 3) : Tensor();
       deep(x, {h0, c0});  // batch norm has seen something
@@ -130,14 +130,14 @@ TEST_CASE("recurrent layers: a stack is its layers one after the other, a second
       const auto alone = [&](int64_t index, const std::string& suffix, const Tensor& in) {
         options.input = in.size(2);
         nn::Recurrent one(cell, options);
-        one.init(2);
+        init(one, 2);
         one.load_state_dict(renamed(deep.state_dict(), suffix, "_l0"));
         one.eval();
         const auto part = [&](const Tensor& t) { return t.defined() ? slice(t, 0, index, index + 1) : t; };
         return one(in, {part(h0), part(c0)});
       };
       const std::vector<int64_t> backward = {4, 3, 2, 1, 0};
-      const auto reversed = [&](const Tensor& t) { return index_select(t, 0, Tensor::from(backward, {5})); };
+      const auto reversed = [&](const Tensor& t) { return index_select(t, 0, tensor(backward, {5})); };
       const nn::RecurrentOutput whole = deep(x, {h0, c0});
       const nn::RecurrentOutput f0 = alone(0, "_l0", x), r0 = alone(1, "_l0_reverse", reversed(x));
       const Tensor middle = concat({f0.y, reversed(r0.y)}, 2);
@@ -153,8 +153,8 @@ TEST_CASE("recurrent layers: a stack is its layers one after the other, a second
 TEST_CASE("recurrent layers: batch first is the same transposed; states are not") {
   nn::LSTM time_first({.input = 3, .hidden = 4, .layers = 2, .norm = "layer", .bidirectional = true});
   nn::LSTM batch_first({.input = 3, .hidden = 4, .layers = 2, .norm = "layer", .batch_first = true, .bidirectional = true});
-  time_first.init(1);
-  batch_first.init(1);
+  init(time_first, 1);
+  init(batch_first, 1);
   const Tensor x = normal({5, 2, 3}, 1), h0 = normal({4, 2, 4}, 2), c0 = normal({4, 2, 4}, 3);
   const std::vector<int64_t> lengths = {3, 5};
   const nn::RecurrentOutput a = time_first(x, {h0, c0}, lengths), b = batch_first(transpose(x, 0, 1), {h0, c0}, lengths);
@@ -166,7 +166,7 @@ TEST_CASE("recurrent layers: batch first is the same transposed; states are not"
 TEST_CASE("recurrent layers: initial values") {
   // PyTorch's: everything uniform in +-1/sqrt(H), biases too.
   nn::LSTM plain({.input = 7, .hidden = 25});
-  plain.init(1);
+  init(plain, 1);
   for (const auto& [path, parameter] : plain.named_parameters()) {
     double largest = 0;
     for (const double v : values(*parameter)) largest = std::max(largest, std::abs(v));
@@ -181,7 +181,7 @@ TEST_CASE("recurrent layers: initial values") {
         nn::RecurrentLayerOptions options{.input = 3, .hidden = 4, .norm = norm, .max_steps = 2};
         if (given) options.gain = 0.3;
         nn::Recurrent layer(cell, options);
-        layer.init(1);
+        init(layer, 1);
         INFO(layer.describe());
         const nn::RecurrentWeights& w = layer.weights[0];
         for (const nn::Parameter* gain : {&w.gain_ih, &w.gain_hh, &w.gain_c})
@@ -194,7 +194,7 @@ TEST_CASE("recurrent layers: initial values") {
       }
   // Others by gate: orthogonal blocks, and fans of one gate.
   nn::GRU orthogonal({.input = 9, .hidden = 6, .init = "orthogonal"});
-  orthogonal.init(3);
+  init(orthogonal, 3);
   for (int64_t gate = 0; gate < 3; ++gate) {
     const Tensor w = slice(orthogonal.weights[0].weight_hh.value().detach(), 0, gate * 6, gate * 6 + 6);
     std::vector<double> identity(36, 0.0);
@@ -205,14 +205,14 @@ TEST_CASE("recurrent layers: initial values") {
   }
   CHECK(norm_of(orthogonal.weights[0].bias_ih) == 0);
   nn::LSTM xavier({.input = 20, .hidden = 30, .init = "xavier_uniform"});
-  xavier.init(1);
+  init(xavier, 1);
   double largest = 0;
   for (const double v : values(xavier.weights[0].weight_ih)) largest = std::max(largest, std::abs(v));
   CHECK(largest == Approx(std::sqrt(6.0 / 50)).epsilon(0.02));
   // A value depends on the seed and the path alone: another layer on top changes nothing below.
   nn::LSTM one({.input = 3, .hidden = 4}), two({.input = 3, .hidden = 4, .layers = 2});
-  one.init(5);
-  two.init(5);
+  init(one, 5);
+  init(two, 5);
   CHECK(same_bits(one.weights[0].weight_hh.value(), two.weights[0].weight_hh.value()));
 }
 
@@ -221,7 +221,7 @@ TEST_CASE("recurrent layers: weight norm is the weights' own norm, and g starts 
     nn::Recurrent normed(cell, {.input = 3, .hidden = 4, .norm = "weight", .init = "orthogonal"}), plain(cell, {.input = 3, .hidden = 4});
     normed.cast(DType::f64);
     plain.cast(DType::f64);
-    normed.init(1);
+    init(normed, 1);
     nn::RecurrentWeights &w = normed.weights[0], &p = plain.weights[0];
     check_close(w.norm_hh.g, norm(w.norm_hh.v.value(), {1}, true), f64_rounding);
     check_close(w.norm_hh.value(), w.norm_hh.v.value(), f64_rounding);
@@ -255,7 +255,7 @@ TEST_CASE("recurrent layers: gradients of all parameters, learned state included
       if (norm == "batch") continue;  // running statistics change from call to call; the op's own test has it
       nn::Recurrent layer(cell, {.input = 2, .hidden = 3, .layers = 2, .norm = norm, .bidirectional = true, .learn_state = true});
       layer.cast(DType::f64);
-      layer.init(1);
+      init(layer, 1);
       INFO(layer.describe());
       for (const auto& [path, parameter] : layer.named_parameters())
         if (parameter->init().is_constant())
@@ -276,21 +276,21 @@ TEST_CASE("recurrent layers: gradients of all parameters, learned state included
 
 TEST_CASE("recurrent layers: a learned state is every sequence's, where none is given") {
   nn::LSTM layer({.input = 3, .hidden = 4, .layers = 2, .learn_state = true});
-  layer.init(1);
+  init(layer, 1);
   CHECK(names(layer.state_dict()).ends_with("h0 c0"));
-  const Tensor x = normal({5, 2, 3}, 1), zeros = Tensor::zeros({2, 2, 4});
-  check_close(layer(x).y, layer(x, {zeros, zeros}).y, exact);
+  const Tensor x = normal({5, 2, 3}, 1), none = zeros({2, 2, 4});
+  check_close(layer(x).y, layer(x, {none, none}).y, exact);
   const Tensor h0 = normal({2, 4}, 2), c0 = normal({2, 4}, 3);
   layer.h0.set(h0);
   layer.c0.set(c0);
   const Tensor h = expand(unsqueeze(h0, 1), {2, 2, 4}), c = expand(unsqueeze(c0, 1), {2, 2, 4});
   check_close(layer(x).y, layer(x, {h, c}).y, exact);
-  check_close(layer(x, {zeros, {}}).y, layer(x, {zeros, c}).y, exact);
+  check_close(layer(x, {none, {}}).y, layer(x, {none, c}).y, exact);
   sum(square(layer(x).y)).backward();
   CHECK(norm_of(layer.h0.grad()) > 1e-4);
   CHECK(norm_of(layer.c0.grad()) > 1e-4);
   nn::GRUCell cell({.input = 3, .hidden = 4, .learn_state = true});
-  cell.init(1);
+  init(cell, 1);
   cell.h0.set(normal({1, 4}, 4));
   const Tensor given = expand(cell.h0.value(), {2, 4});
   check_close(cell(select(x, 0, 0)).h, cell(select(x, 0, 0), {given, {}}).h, exact);
@@ -299,8 +299,8 @@ TEST_CASE("recurrent layers: a learned state is every sequence's, where none is 
 TEST_CASE("recurrent dropout draws the same masks after a resume") {
   const nn::RecurrentLayerOptions options{.input = 3, .hidden = 8, .layers = 3, .dropout = 0.5};
   nn::LSTM layer(options), resumed(options);
-  layer.init(1);
-  resumed.init(2);
+  init(layer, 1);
+  init(resumed, 2);
   const Tensor x = normal({4, 3, 3}, 1);
   const Tensor first = layer(x).y;
   const nn::StateDict state = snapshot(layer);
@@ -315,11 +315,11 @@ TEST_CASE("recurrent layers are values: copied, cast, saved and loaded, trained 
   for (const RecurrentCell cell : recurrent_cells)
     for (const std::string& norm : nn::Recurrent::norm_names(cell)) {
       nn::Recurrent layer(cell, {.input = 3, .hidden = 4, .layers = 2, .norm = norm, .bidirectional = true, .max_steps = 4});
-      layer.init(1);
+      init(layer, 1);
       INFO(layer.describe());
       const Tensor x = normal({4, 3, 3}, 1);
       nn::Recurrent copy(layer), loaded(layer);
-      loaded.init(3);
+      init(loaded, 3);
       loaded.load_state_dict(layer.state_dict());
       const Tensor y = layer(x).y;
       CHECK(same_bits(copy(x).y, y));
@@ -344,7 +344,7 @@ TEST_CASE("recurrent layers learn to remember: the sum of signs over ten steps")
         v("head", head);
       }
     } model(kind);
-    model.init(1);
+    init(model, 1);
     double first = 0, last = 0;
     for (uint64_t step = 0; step < 150; ++step) {
       const Tensor x = sign(normal({10, 32, 1}, step));

@@ -29,7 +29,7 @@ void remove(nn::StateDict& state, const std::string& name) {
 /// Loading must throw `message` and leave the model as it was.
 void check_refused(const nn::StateDict& state, const std::string& message) {
   nn::Sequential model = net();
-  model.init(8);
+  init(model, 8);
   const nn::StateDict before = snapshot(model);
   CHECK_THROWS_AS(model.load_state_dict(state), InputError);
   CHECK_THROWS_WITH(model.load_state_dict(state), contains(message));
@@ -41,7 +41,7 @@ void check_refused(const nn::StateDict& state, const std::string& message) {
 TEST_CASE("names are PyTorch's") {
   nn::Sequential model = net();
   CHECK_THROWS_WITH(model.state_dict(), contains("[parameter] used before init(seed)"));
-  model.init(1);
+  init(model, 1);
   CHECK(names(model.state_dict()) ==
         "0.weight 0.bias 1.weight 1.bias 1.running_mean 1.running_var 1.num_batches_tracked 3.rng 4.weight 4.bias 5.weight 5.bias");
   const nn::StateDict state = model.state_dict();
@@ -51,7 +51,7 @@ TEST_CASE("names are PyTorch's") {
 
 TEST_CASE("a state dict goes round exactly, makes the model ready, and converts dtypes") {
   nn::Sequential model = net();
-  model.init(1);
+  init(model, 1);
   model(normal({6, 3}, 1));  // moves the running statistics and the stream
   nn::Sequential other = net();
   other.load_state_dict(model.state_dict());
@@ -66,7 +66,7 @@ TEST_CASE("a state dict goes round exactly, makes the model ready, and converts 
 
 TEST_CASE("files without Dropout's stream load: a stream that was set stays, another starts from seed 0") {
   nn::Sequential model = net();
-  model.init(1);
+  init(model, 1);
   nn::StateDict state = snapshot(model);
   remove(state, "3.rng");
   const Tensor before = model.at<nn::Dropout>(3).rng.tensor().clone();
@@ -79,7 +79,7 @@ TEST_CASE("files without Dropout's stream load: a stream that was set stays, ano
 
 TEST_CASE("older spellings are accepted") {
   nn::Sequential model = net();
-  model.init(1);
+  init(model, 1);
   nn::StateDict state = snapshot(model);
   entry(state, "4.weight").fill_(3);
   entry(state, "1.bias").fill_(2);
@@ -94,25 +94,25 @@ TEST_CASE("older spellings are accepted") {
 
 TEST_CASE("what does not fit is refused as a whole") {
   nn::Sequential model = net();
-  model.init(1);
+  init(model, 1);
   const nn::StateDict good = snapshot(model);
 
   nn::StateDict state = good;
   remove(state, "0.bias");
   check_refused(state, "[load_state_dict] missing: 0.bias");
-  state.emplace_back("9.weight", Tensor::zeros({2}));
+  state.emplace_back("9.weight", zeros({2}));
   check_refused(state, "missing: 0.bias; unexpected: 9.weight");
-  entry(state, "5.weight") = Tensor::zeros({2, 5});
+  entry(state, "5.weight") = zeros({2, 5});
   check_refused(state, "missing: 0.bias; unexpected: 9.weight; mismatched: 5.weight: expected [2, 4], got [2, 5]");
 
   state = good;
   state.push_back(good[1]);
   check_refused(state, "given twice: 0.bias");
   state = good;
-  entry(state, "1.num_batches_tracked") = Tensor::zeros({});
+  entry(state, "1.num_batches_tracked") = zeros({});
   check_refused(state, "mismatched: 1.num_batches_tracked: expected i64, got f32");
   state = good;
-  entry(state, "0.weight") = Tensor::zeros({4, 3}, DType::u8);
+  entry(state, "0.weight") = zeros({4, 3}, DType::u8);
   check_refused(state, "mismatched: 0.weight: expected f32, got u8");
   state = good;
   entry(state, "0.weight") = Tensor();
@@ -129,19 +129,19 @@ TEST_CASE("tied parameters may come under one of their names, and must agree und
       v("b", b);
     }
   } model;
-  const Tensor w = Tensor::from<float>({1, 2, 3, 4}, {2, 2});
+  const Tensor w = tensor<float>({1, 2, 3, 4}, {2, 2});
   model.load_state_dict({{"b.weight", w}});
   check_close(model.a.weight.value(), {1, 2, 3, 4}, exact);
   CHECK(names(model.state_dict()) == "a.weight b.weight");
   model.load_state_dict(snapshot(model));
-  CHECK_THROWS_WITH(model.load_state_dict({{"a.weight", w}, {"b.weight", Tensor::zeros({2, 2})}}),
+  CHECK_THROWS_WITH(model.load_state_dict({{"a.weight", w}, {"b.weight", zeros({2, 2})}}),
                     contains("mismatched: b.weight: differs from a.weight, to which it is tied"));
   CHECK_THROWS_WITH(model.load_state_dict({}), contains("missing: a.weight, b.weight"));
 }
 
 TEST_CASE("a module may be given its own values under other names") {
   nn::Sequential model(nn::Linear(2, 2), nn::Linear(2, 2));
-  model.init(1);
+  init(model, 1);
   nn::StateDict state = model.state_dict();
   const Tensor first = state[0].second.clone(), second = state[2].second.clone();
   std::swap(state[0].second, state[2].second);

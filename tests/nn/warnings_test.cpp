@@ -20,7 +20,7 @@ namespace {
 
 nn::Sequential batch_net() {
   nn::Sequential net(nn::Linear(3, 4, {.bias = false}), nn::BatchNorm1d(4), nn::ReLU(), nn::Linear(4, 2));
-  net.init(1);
+  init(net, 1);
   return net;
 }
 
@@ -53,7 +53,7 @@ TEST_CASE("Warned of: evaluating a batch norm that never saw a training batch") 
   SECTION("through Norm, of any kind") {
     const char* name = GENERATE("batch", "meanbatch");
     nn::Sequential net(nn::Linear(3, 4, {.bias = false}), nn::Norm(name, {.features = 4}));
-    net.init(1).eval();
+    init(net, 1).eval();
     net(x);
     REQUIRE(caught.texts().size() == 1);
     CHECK_THAT(caught.texts()[0], contains("[batch_norm] 1 (BatchNorm1d(4") && contains("evaluated before"));
@@ -75,7 +75,7 @@ TEST_CASE("Warned of: evaluating a batch norm that never saw a training batch") 
     population.eval();
     nn::recompute_population_statistics(population, [&] { population(x); });
     population(x);
-    nn::BatchNorm1d untracked(3, {.track_running_stats = false});
+    auto untracked = on_device(nn::BatchNorm1d(3, {.track_running_stats = false}));
     untracked.eval();
     untracked(x);
     CHECK(caught.texts() == Texts{});
@@ -98,8 +98,8 @@ TEST_CASE("Warned of: the statistics of training in an evaluation") {
   SECTION("what is meant so: no warning") {
     nn::recompute_population_statistics(net, [&] { net(x); });
     nn::initialise_weight_norms(net, [&] { net(x); });
-    nn::BatchNorm1d untracked(3, {.track_running_stats = false});
-    nn::LayerNorm layer(3);
+    auto untracked = on_device(nn::BatchNorm1d(3, {.track_running_stats = false}));
+    auto layer = on_device(nn::LayerNorm(3));
     const NoGrad guard;
     untracked(x);
     layer(x);
@@ -112,16 +112,16 @@ TEST_CASE("Warned of: the statistics of training in an evaluation") {
 TEST_CASE("Warned of: normalising an axis of length 1") {
   const CatchWarnings caught;
   nn::Sequential net(nn::Linear(3, 1), nn::LayerNorm(1));
-  net.init(1);
+  init(net, 1);
   const Tensor x = normal({5, 3}, 1);
   check_close(net(x), {0, 0, 0, 0, 0}, exact);
   net(x);
   CHECK(caught.texts() == Texts{"[layer_norm] 1 (LayerNorm(1)): normalises one value alone, so it gives its bias for any input"});
-  nn::RMSNorm rms(Shape{1, 1});
-  check_close(rms(Tensor::from<float>({-3, 5}, {2, 1, 1})), {-1, 1});
+  auto rms = on_device(nn::RMSNorm(Shape{1, 1}));
+  check_close(rms(tensor<float>({-3, 5}, {2, 1, 1})), {-1, 1});
   REQUIRE(caught.texts().size() == 2);
   CHECK(caught.texts()[1] == "[rms_norm] RMSNorm([1, 1]): normalises one value alone, so it gives its gain, with the input's sign, for any input");
-  nn::LayerNorm(2)(normal({5, 2}, 1));
+  on_device(nn::LayerNorm(2))(normal({5, 2}, 1));
   CHECK(caught.texts().size() == 2);
 }
 
@@ -130,7 +130,7 @@ TEST_CASE("Warned of: a Linear bias that the batch norm after it makes do nothin
   const Tensor x = normal({5, 3}, 1);
   SECTION("told once, and true") {
     nn::Sequential net(nn::Linear(3, 4), nn::BatchNorm1d(4), nn::ReLU(), nn::Linear(4, 2), nn::Norm("meanbatch", {.features = 2}));
-    net.init(1);
+    init(net, 1);
     (net(x) * normal({5, 2}, 2)).backward(normal({5, 2}, 3));
     net(x);
     REQUIRE(caught.texts().size() == 2);
@@ -145,20 +145,20 @@ TEST_CASE("Warned of: a Linear bias that the batch norm after it makes do nothin
   SECTION("other biases: no warning") {
     nn::Sequential net(nn::Linear(3, 4), nn::LayerNorm(4), nn::Linear(4, 4), nn::ReLU(), nn::BatchNorm1d(4), nn::Linear(4, 4, {.bias = false}),
                        nn::BatchNorm1d(4));
-    net.init(1);
+    init(net, 1);
     net(x);
     // Of [N, C, L] with the features last, the channels that the norm takes means of are others.
     nn::Sequential sequence(nn::Linear(3, 4), nn::BatchNorm1d(2));
-    sequence.init(1);
+    init(sequence, 1);
     sequence(normal({5, 2, 3}, 1));
     nn::Sequential evaluated(nn::Linear(3, 4), nn::BatchNorm1d(4));
-    evaluated.init(1);
+    init(evaluated, 1);
     evaluated.at<nn::BatchNorm1d>(1).running_mean.tensor().fill_(1);
     evaluated.eval();
     evaluated(x);
     // The papers' nets, whose biases are an option.
     nn::Sequential mlp = nn::MLP({.sizes = {3, 4, 2}, .norm = "batch"});
-    mlp.init(1);
+    init(mlp, 1);
     mlp(x);
     CHECK(caught.texts() == Texts{});
   }

@@ -28,8 +28,8 @@ void check_standard(const Tensor& t) {
 TEST_CASE("A21: Linear with weight norm: PyTorch's names; at first the weight is v") {
   nn::Linear layer(2, 2, {.weight_norm = true});
   CHECK(layer.describe() == "Linear(2 -> 2, weight norm)");
-  CHECK_THROWS_WITH(layer(Tensor::ones({1, 2})), contains("[parameter] used before init(seed)"));
-  layer.init(1);
+  CHECK_THROWS_WITH(layer(ones({1, 2})), contains("[parameter] used before init(seed)"));
+  init(layer, 1);
   CHECK(names(layer.state_dict()) == "weight_g weight_v bias");
   CHECK(layer.weight_norm.g.shape() == Shape{2, 1});
   const auto v = values(layer.weight_norm.v), g = values(layer.weight_norm.g);
@@ -37,30 +37,29 @@ TEST_CASE("A21: Linear with weight norm: PyTorch's names; at first the weight is
   CHECK(g[1] == Approx(std::hypot(v[2], v[3])).epsilon(1e-6));
   check_close(layer.weight_norm.value(), v);
 
-  layer.load_state_dict({{"weight_v", Tensor::from<float>({1, 2, 3, 4}, {2, 2})},
-                         {"weight_g", Tensor::from<float>({5, 6}, {2, 1})},
-                         {"bias", Tensor::from<float>({0, 100}, {2})}});
+  layer.load_state_dict(
+      {{"weight_v", tensor<float>({1, 2, 3, 4}, {2, 2})}, {"weight_g", tensor<float>({5, 6}, {2, 1})}, {"bias", tensor<float>({0, 100}, {2})}});
   check_close(layer.weight_norm.value(), {2.236068, 4.472136, 3.6, 4.8}, six_digits);
   check_close(layer.weight_norm.direction(), {0.4472136, 0.8944272, 0.6, 0.8}, six_digits);
-  check_close(layer(Tensor::ones({1, 2})), {6.708204, 108.4}, six_digits);
+  check_close(layer(ones({1, 2})), {6.708204, 108.4}, six_digits);
 
   // A12: without inputs there is nothing to learn, and nothing breaks.
   nn::Linear empty(0, 3, {.weight_norm = true});
-  empty.init(1);
-  const Tensor y = empty(Tensor::zeros({2, 0}));
-  y.backward(Tensor::ones({2, 3}));
+  init(empty, 1);
+  const Tensor y = empty(zeros({2, 0}));
+  y.backward(ones({2, 3}));
   check_close(empty.weight_norm.g.grad(), {0, 0, 0}, exact);
   CHECK_THROWS_WITH(nn::WeightNorm(Shape{}, nn::init::ones()), contains("[weight_norm] expected a weight [out, ...], got a scalar"));
 }
 
 TEST_CASE("Linear with weight norm: gradients, copies, training") {
   nn::Linear layer(4, 3, {.weight_norm = true});
-  layer.init(2);
+  init(layer, 2);
   layer.cast(DType::f64);
   check_module_gradients(layer, normal({5, 4}, 1, DType::f64));
 
   nn::Sequential model = nn::MLP({.sizes = {8, 16, 3}, .norm = "weight"});
-  model.init(1);
+  init(model, 1);
   nn::Sequential copy(model);
   const Tensor x = normal({16, 8}, 5);
   CHECK(same_bits(copy(x), model(x)));
@@ -82,7 +81,7 @@ TEST_CASE("Linear with weight norm: gradients, copies, training") {
 TEST_CASE("data-dependent initialisation: every normalised layer's outputs have mean 0 and deviation 1") {
   nn::Sequential model(nn::Linear(6, 5, {.weight_norm = true}), nn::Tanh(), nn::Dropout(0.5), nn::Linear(5, 4, {.weight_norm = true}),
                        nn::Linear(4, 3));
-  model.init(3);
+  init(model, 3);
   const Tensor x = normal({64, 6}, 1, DType::f32, 2, 3), rest = model.at<nn::Linear>(4).weight.value().clone();
   const Tensor v = model.at<nn::Linear>(0).weight_norm.v.value().clone();
   nn::initialise_weight_norms(model, [&] { CHECK_FALSE(model(x).requires_grad()); });
@@ -101,28 +100,28 @@ TEST_CASE("data-dependent initialisation: every normalised layer's outputs have 
 
 TEST_CASE("data-dependent initialisation: worked values, units without spread, no bias, one case") {
   nn::Linear layer(2, 3, {.weight_norm = true});
-  layer.init(1);
+  init(layer, 1);
   // Directions [1, 0], [0, 1], [0.6, 0.8]; t over the two cases: 1, 5; 2, 2; 2.2, 4.6.
-  layer.weight_norm.v.set(Tensor::from<float>({3, 0, 0, 4, 3, 4}, {3, 2}));
-  layer.weight_norm.g.set(Tensor::from<float>({7, 7, 7}, {3, 1}));
-  const Tensor x = Tensor::from<float>({1, 2, 5, 2}, {2, 2});
+  layer.weight_norm.v.set(tensor<float>({3, 0, 0, 4, 3, 4}, {3, 2}));
+  layer.weight_norm.g.set(tensor<float>({7, 7, 7}, {3, 1}));
+  const Tensor x = tensor<float>({1, 2, 5, 2}, {2, 2});
   nn::initialise_weight_norms(layer, [&] { layer(x); });
   check_close(layer.weight_norm.g, {0.5, 7, 1 / 1.2}, f32_rounding);
   check_close(layer.bias, {-1.5, -14, -3.4 / 1.2}, f32_rounding);
   check_close(layer(x), {-1, 0, -1, 1, 0, 1}, f32_rounding);
 
   nn::Linear bare(2, 3, {.bias = false, .weight_norm = true});
-  bare.init(1);
+  init(bare, 1);
   nn::initialise_weight_norms(bare, [&] { bare(normal({16, 2}, 1)); });
   check_close(var(bare(normal({16, 2}, 1)), {0}, 0), {1, 1, 1}, f32_sum);
 
-  const auto one_case = [&] { nn::initialise_weight_norms(layer, [&] { layer(Tensor::ones({1, 2})); }); };
+  const auto one_case = [&] { nn::initialise_weight_norms(layer, [&] { layer(ones({1, 2})); }); };
   CHECK_THROWS_WITH(one_case(), contains("[weight_norm] data-dependent initialisation: expected two or more values per unit, got [1, 3]"));
   CHECK_FALSE(layer.weight_norm.awaits_data());
 
   // With mean-only batch norm after it, whose running mean is left as it was.
   nn::Sequential model = nn::MLP({.sizes = {6, 8, 2}, .norm = "weight+meanbatch", .bias = false});
-  model.init(1);
+  init(model, 1);
   const Tensor data = normal({32, 6}, 2, DType::f32, 1, 2);
   nn::initialise_weight_norms(model, [&] { model(data); });
   auto& batch = model.at<nn::BatchNorm1d>(1);

@@ -41,7 +41,7 @@ TEST_CASE("dropout: the mask depends on the position in the stream alone", "[ops
 
   // Four elements a block, kept where the 32-bit number is below (1 - p) 2^32; the same bits in f32 and f64.
   Rng from_bits(7), f64(7);
-  const Tensor kept = bernoulli({1001}, 0.5, from_bits, DType::f32);
+  const Tensor kept = bernoulli({1001}, 0.5, from_bits, DType::f32, device());
   check_close(y, x * kept * 2.0, exact);
   check_close(dropout(x.cast(DType::f64), 0.5, f64), y, exact);
 }
@@ -61,7 +61,7 @@ TEST_CASE("dropout: the backward pass draws the same mask", "[ops][dropout]") {
   const Tensor leaf = x.clone().set_requires_grad();
   const Tensor first = dropout(leaf, 0.5, rng);
   dropout(leaf, 0.5, rng);
-  first.backward(Tensor::ones({33, 31}));
+  first.backward(ones({33, 31}));
   check_close(leaf.grad() * x, first, f32_rounding);
 }
 
@@ -78,25 +78,25 @@ TEST_CASE("dropout: gradients", "[ops][dropout][gradcheck]") {
 TEST_CASE("dropout: p = 0 is the identity, p = 1 gives zeros (B06)", "[ops][dropout][pitfall]") {
   Rng rng(1);
   const float inf = std::numeric_limits<float>::infinity();
-  const Tensor x = Tensor::from<float>({1, inf, -3, std::numeric_limits<float>::quiet_NaN(), 5}, {5});
+  const Tensor x = tensor<float>({1, inf, -3, std::numeric_limits<float>::quiet_NaN(), 5}, {5});
   CHECK(dropout(x, 0, rng).is_same(x));
   CHECK(rng.counter == 0);
-  const Evaluation run = evaluate([&](const auto& v) { return dropout(v[0], 1, rng); }, {x}, Tensor::from<float>({1, 2, inf, 4, 5}, {5}));
+  const Evaluation run = evaluate([&](const auto& v) { return dropout(v[0], 1, rng); }, {x}, tensor<float>({1, 2, inf, 4, 5}, {5}));
   check_close(run.y, {0, 0, 0, 0, 0}, exact);
   check_close(run.gradients[0], {0, 0, 0, 0, 0}, exact);
 }
 
 TEST_CASE("dropout: extreme probabilities", "[ops][dropout]") {
   Rng rng(2);
-  const Tensor x = Tensor::ones({1000});
+  const Tensor x = ones({1000});
   check_close(dropout(x, 1e-12, rng), x, exact);
-  check_close(dropout(x, 1 - 1e-12, rng), Tensor::zeros({1000}), exact);
+  check_close(dropout(x, 1 - 1e-12, rng), zeros({1000}), exact);
 }
 
 TEST_CASE("dropout: empty tensors and ranks", "[ops][dropout]") {
   Rng rng(2);
   for (const Shape& shape : {Shape{0}, Shape{3, 0}, Shape{}, Shape{1, 2, 3, 4, 5}}) {
-    const Evaluation run = evaluate([&](const auto& v) { return dropout(v[0], 0.5, rng); }, {Tensor::ones(shape)}, Tensor::ones(shape));
+    const Evaluation run = evaluate([&](const auto& v) { return dropout(v[0], 0.5, rng); }, {ones(shape)}, ones(shape));
     CHECK(run.y.shape() == shape);
     check_close(run.gradients[0], run.y, exact);
   }
@@ -121,9 +121,9 @@ TEST_CASE("dropout: saves nothing", "[ops][dropout]") {
 
 TEST_CASE("dropout: errors", "[ops][dropout][errors]") {
   Rng rng(1);
-  const Tensor x = Tensor::ones({2});
+  const Tensor x = ones({2});
   CHECK_THROWS_WITH(dropout(x, -0.1, rng), contains("[dropout] p: expected a probability in [0, 1], got -0.1"));
   CHECK_THROWS_WITH(dropout(x, 1.5, rng), contains("got 1.5"));
   CHECK_THROWS_WITH(dropout(x, std::nan(""), rng), contains("got nan"));
-  CHECK_THROWS_WITH(dropout(Tensor::ones({2}, DType::u8), 0.5, rng), contains("[dropout] expected") && contains("u8"));
+  CHECK_THROWS_WITH(dropout(ones({2}, DType::u8), 0.5, rng), contains("[dropout] expected") && contains("u8"));
 }

@@ -40,10 +40,10 @@ struct Row {
 };
 
 const Tensor& mask() {
-  static const Tensor mask = Tensor::from<uint8_t>({1, 0, 1, 0, 0, 1}, {2, 3});
+  static const Tensor mask = tensor<uint8_t>({1, 0, 1, 0, 0, 1}, {2, 3});
   return mask;
 }
-Tensor ids(std::initializer_list<int64_t> values, const Shape& shape) { return Tensor::from<int64_t>(values, shape); }
+Tensor ids(std::initializer_list<int64_t> values, const Shape& shape) { return tensor<int64_t>(values, shape); }
 
 Row unary(const char* name, Tensor (*fn)(const Tensor&), Domain domain = Domain::normal, bool expect_zero = false) {
   return {name, domain, {{3, 5}}, [fn](const Inputs& in) { return fn(in[0]); }, expect_zero};

@@ -58,15 +58,15 @@ const std::pair<Shape, int64_t> layouts[] = {{{3, 8}, 2},        {{5, 6}, 1},   
 
 TEST_CASE("group_norm: worked values", "[ops][norm]") {
   // Two groups of two channels: means 3 and 10, variances 4 and 0 + 1.
-  const Tensor x = Tensor::from<double>({1, 5, 9, 11}, {1, 4});
+  const Tensor x = tensor<double>({1, 5, 9, 11}, {1, 4});
   check_close(group_norm(x, 2, {}, {}, 0), {-1, 1, -1, 1}, f64_rounding);
-  const Tensor gain = Tensor::from<double>({2, 3, 4, 5}, {4}), bias = Tensor::from<double>({0, 10, 20, 30}, {4});
+  const Tensor gain = tensor<double>({2, 3, 4, 5}, {4}), bias = tensor<double>({0, 10, 20, 30}, {4});
   check_close(group_norm(x, 2, gain, bias, 0), {-2, 13, 16, 35}, f64_rounding);
   // One group of two channels with two values each: mean 4, variance 5; gain and bias by channel.
-  const Tensor planes = Tensor::from<double>({1, 3, 5, 7}, {1, 2, 2});
+  const Tensor planes = tensor<double>({1, 3, 5, 7}, {1, 2, 2});
   const double r = 1 / std::sqrt(5.0);
-  check_close(group_norm(planes, 1, Tensor::from<double>({1, 10}, {2}), Tensor::from<double>({0, 100}, {2}), 0),
-              {-3 * r, -r, 100 + 10 * r, 100 + 30 * r}, f64_rounding);
+  check_close(group_norm(planes, 1, tensor<double>({1, 10}, {2}), tensor<double>({0, 100}, {2}), 0), {-3 * r, -r, 100 + 10 * r, 100 + 30 * r},
+              f64_rounding);
   // As many groups as channels: instance norm.
   check_close(group_norm(planes, 2, {}, {}, 0), {-1, 1, -1, 1}, f64_rounding);
 }
@@ -152,16 +152,15 @@ TEST_CASE("instance_norm: PyTorch's values with running statistics", "[ops][norm
 
 TEST_CASE("instance_norm: one element, wrong rank, evaluation (A13)", "[ops][norm][pitfall][errors]") {
   for (const Shape& shape : {Shape{2, 3, 1}, Shape{1, 3, 1}, Shape{2, 3, 1, 1}})
-    CHECK_THROWS_WITH(instance_norm(Tensor::ones(shape)),
-                      contains("[instance_norm] expected more than one value per instance, got x of " + shape.str()));
-  CHECK_THROWS_WITH(instance_norm(Tensor::ones({4, 3})), contains("[instance_norm] x: expected [N, C, L] or [N, C, ...], got [4, 3]"));
-  const Tensor x = Tensor::from<float>({1, 3}, {1, 1, 2});
+    CHECK_THROWS_WITH(instance_norm(ones(shape)), contains("[instance_norm] expected more than one value per instance, got x of " + shape.str()));
+  CHECK_THROWS_WITH(instance_norm(ones({4, 3})), contains("[instance_norm] x: expected [N, C, L] or [N, C, ...], got [4, 3]"));
+  const Tensor x = tensor<float>({1, 3}, {1, 1, 2});
   check_close(instance_norm(x, {}, {}, {}, {}, {}, {.training = false}), {-0.999995, 0.999995}, f32_rounding);
   const Running running(1);
   check_close(running(x, {.training = false}), {0.999995, 2.999985}, f32_rounding);
   CHECK(running.count.item() == 0);
   // With given statistics one element is enough.
-  check_close(running(Tensor::full({2, 1, 1}, 3), {.training = false}), {2.999985, 2.999985}, f32_rounding);
+  check_close(running(full({2, 1, 1}, 3), {.training = false}), {2.999985, 2.999985}, f32_rounding);
   // In training: mean 2, unbiased variance 2.
   running(x);
   check_close(running.mean, {0.2}, f32_rounding);
@@ -169,10 +168,10 @@ TEST_CASE("instance_norm: one element, wrong rank, evaluation (A13)", "[ops][nor
   CHECK(running.count.item() == 1);
   // The batch's average of both, and a cumulative one.
   const Running cumulative(1);
-  cumulative(Tensor::from<float>({1, 3, 0, 0}, {2, 1, 2}), {.cumulative = true});  // means 2, 0; variances 2, 0
+  cumulative(tensor<float>({1, 3, 0, 0}, {2, 1, 2}), {.cumulative = true});  // means 2, 0; variances 2, 0
   check_close(cumulative.mean, {1}, f32_rounding);
   check_close(cumulative.var, {1}, f32_rounding);
-  cumulative(Tensor::from<float>({5, 5, 5, 9}, {2, 1, 2}), {.cumulative = true});  // means 5, 7; variances 0, 8
+  cumulative(tensor<float>({5, 5, 5, 9}, {2, 1, 2}), {.cumulative = true});  // means 5, 7; variances 0, 8
   check_close(cumulative.mean, {3.5}, f32_rounding);
   check_close(cumulative.var, {2.5}, f32_rounding);
 }
@@ -180,7 +179,7 @@ TEST_CASE("instance_norm: one element, wrong rank, evaluation (A13)", "[ops][nor
 TEST_CASE("group_norm and instance_norm: large offsets, bad cases, empty batches (A01, A11, A12)", "[ops][norm][pitfall]") {
   const std::vector<float> offset = {40000, 40001, 40002, 40003, 0, 1, 2, 3};
   const std::vector<double> right = {-1.3416354, -0.4472118, 0.4472118, 1.3416354};
-  for (const auto& y : {values(group_norm(Tensor::from(offset, {1, 8}), 2)), values(instance_norm(Tensor::from(offset, {1, 2, 4})))})
+  for (const auto& y : {values(group_norm(tensor(offset, {1, 8}), 2)), values(instance_norm(tensor(offset, {1, 2, 4})))})
     for (size_t i = 0; i < 8; ++i) CHECK(y[i] == Approx(right[i % 4]).epsilon(1e-5));
 
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
@@ -189,7 +188,7 @@ TEST_CASE("group_norm and instance_norm: large offsets, bad cases, empty batches
   const auto before = evaluate(fn, {clean}, dy);
   for (const float bad : {inf, -inf, nan}) {
     Tensor x = clean.clone();
-    x.mutable_data<float>()[7] = bad;  // case 0, group 1
+    set_element(x, 7, static_cast<double>(bad));  // case 0, group 1
     const auto run = evaluate(fn, {x}, dy);
     for (size_t i = 0; i < 24; ++i) {
       CHECK(std::isnan(values(run.y)[i]) == (i >= 6 && i < 12));
@@ -207,29 +206,29 @@ TEST_CASE("group_norm and instance_norm: large offsets, bad cases, empty batches
     const Running running(6);
     for (const Function& f :
          {fused(3), instances(), Function([&](const auto& v) { return instance_norm(v[0], v[1], v[2], running.mean, running.var); })}) {
-      const auto run = evaluate(f, {Tensor::zeros(shape), normal({6}, 1), normal({6}, 2)}, Tensor::zeros(shape));
+      const auto run = evaluate(f, {zeros(shape), normal({6}, 1), normal({6}, 2)}, zeros(shape));
       CHECK(run.y.shape() == shape);
-      check_close(run.gradients[1], Tensor::zeros({6}), exact);
-      check_close(run.gradients[2], Tensor::zeros({6}), exact);
+      check_close(run.gradients[1], zeros({6}), exact);
+      check_close(run.gradients[2], zeros({6}), exact);
     }
-    check_close(running.var, Tensor::ones({6}), exact);
+    check_close(running.var, ones({6}), exact);
   }
-  CHECK(group_norm(Tensor::zeros({3, 0, 4}), 2).shape() == Shape{3, 0, 4});
-  CHECK(instance_norm(Tensor::zeros({3, 0, 4})).shape() == Shape{3, 0, 4});
+  CHECK(group_norm(zeros({3, 0, 4}), 2).shape() == Shape{3, 0, 4});
+  CHECK(instance_norm(zeros({3, 0, 4})).shape() == Shape{3, 0, 4});
 }
 
 TEST_CASE("group_norm: constant groups give the bias; sums over cases and space lose nothing (A15, A16)", "[ops][norm][pitfall][threads]") {
   for (const float value : {0.0f, 0.1f, -7.3f, 1e4f}) {
-    const auto run = evaluate(fused(2), {Tensor::full({3, 4, 5}, value), normal({4}, 2), normal({4}, 3)}, normal({3, 4, 5}, 4));
+    const auto run = evaluate(fused(2), {full({3, 4, 5}, value), normal({4}, 2), normal({4}, 3)}, normal({3, 4, 5}, 4));
     check_close(run.y, expand(reshape(normal({4}, 3), Shape{1, 4, 1}), {3, 4, 5}), exact);
-    check_close(run.gradients[1], Tensor::zeros({4}), exact);
+    check_close(run.gradients[1], zeros({4}), exact);
     CHECK(norm_of(run.gradients[0]) > 10);  // 1/sqrt(eps) times the centred gradient
   }
   const auto in = inputs({64, 8, 128});
   for (const int threads : {1, 2, 4, 8}) {
     const Threads guard(threads);
     for (int repeat = 0; repeat < 10; ++repeat)
-      REQUIRE(values(evaluate(fused(4), in, Tensor::ones({64, 8, 128})).gradients[2]) == std::vector<double>(8, 8192.0));
+      REQUIRE(values(evaluate(fused(4), in, ones({64, 8, 128})).gradients[2]) == std::vector<double>(8, 8192.0));
   }
 }
 
@@ -265,18 +264,17 @@ TEST_CASE("group_norm and instance_norm: of a transposed tensor (A19)", "[ops][n
 }
 
 TEST_CASE("group_norm and instance_norm: errors", "[ops][norm][errors]") {
-  const Tensor x = Tensor::zeros({2, 4, 3}), four = Tensor::ones({4});
+  const Tensor x = zeros({2, 4, 3}), four = ones({4});
   CHECK_THROWS_WITH(group_norm(x, 3), contains("[group_norm] groups: expected a number that divides the 4 channels, got 3 (x is [2, 4, 3])"));
   CHECK_THROWS_WITH(group_norm(x, 0), contains("got 0"));
-  CHECK_THROWS_WITH(group_norm(Tensor::zeros({4}), 2), contains("[group_norm] x: expected [N, C] or [N, C, ...], got [4]"));
-  CHECK_THROWS_WITH(group_norm(Tensor::zeros({2, 4}), 4),
-                    contains("[group_norm] expected more than one value per group, got x of [2, 4] in 4 groups"));
-  CHECK_THROWS_WITH(group_norm(x, 2, Tensor::ones({3})), contains("[group_norm] gain: expected [4], got [3] (x is [2, 4, 3])"));
-  CHECK_THROWS_WITH(group_norm(x, 2, {}, Tensor::ones({4}, DType::f64)), contains("[group_norm] bias: expected f32 as x, got f64"));
+  CHECK_THROWS_WITH(group_norm(zeros({4}), 2), contains("[group_norm] x: expected [N, C] or [N, C, ...], got [4]"));
+  CHECK_THROWS_WITH(group_norm(zeros({2, 4}), 4), contains("[group_norm] expected more than one value per group, got x of [2, 4] in 4 groups"));
+  CHECK_THROWS_WITH(group_norm(x, 2, ones({3})), contains("[group_norm] gain: expected [4], got [3] (x is [2, 4, 3])"));
+  CHECK_THROWS_WITH(group_norm(x, 2, {}, ones({4}, DType::f64)), contains("[group_norm] bias: expected f32 as x, got f64"));
   CHECK_THROWS_WITH(group_norm(x, 2, {}, {}, -1), contains("[group_norm] eps: expected a number >= 0, got -1"));
-  CHECK_THROWS_WITH(group_norm(Tensor::zeros({2, 4}, DType::i64), 2), contains("[group_norm] expected") && contains("i64"));
+  CHECK_THROWS_WITH(group_norm(zeros({2, 4}, DType::i64), 2), contains("[group_norm] expected") && contains("i64"));
   CHECK_THROWS_WITH(instance_norm(x, {}, {}, four), contains("[instance_norm] running_var: expected running_mean and running_var both or neither"));
-  CHECK_THROWS_WITH(instance_norm(x, {}, {}, four, Tensor::ones({3})), contains("[instance_norm] running_var: expected [4], got [3]"));
+  CHECK_THROWS_WITH(instance_norm(x, {}, {}, four, ones({3})), contains("[instance_norm] running_var: expected [4], got [3]"));
   CHECK_THROWS_WITH(instance_norm(x, {}, {}, four, four, {}, {.momentum = 2}),
                     contains("[instance_norm] momentum: expected a number in [0, 1], got 2"));
   CHECK_THROWS_WITH(instance_norm(x, {}, {}, four, four, {}, {.cumulative = true}), contains("[instance_norm] batches_tracked"));

@@ -36,8 +36,8 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& labels, const 
   }
   const int64_t classes = logits.size(-1);
   const double s = options.label_smoothing;
-  const Tensor target = one_hot(Tensor::from(safe, labels.shape()), classes, logits.dtype()) * (1 - s) + s / static_cast<double>(classes);
-  const Tensor weight = Tensor::from(counts, labels.shape()).cast(logits.dtype());
+  const Tensor target = one_hot(tensor(safe, labels.shape()), classes, logits.dtype()) * (1 - s) + s / static_cast<double>(classes);
+  const Tensor weight = tensor(counts, labels.shape()).cast(logits.dtype());
   const Tensor losses = -sum(target * log_softmax(logits), {-1}) * weight;
   double counted = 0;
   for (const double c : counts) counted += c;
@@ -47,21 +47,21 @@ Tensor composed_cross_entropy(const Tensor& logits, const Tensor& labels, const 
 Tensor labels_for(const Shape& shape, int64_t classes, bool some_ignored, int64_t ignore = -100) {
   auto ids = integers(shape, 17, 0, classes).to_vector<int64_t>();
   for (size_t i = 1; some_ignored && i < ids.size(); i += 3) ids[i] = ignore;
-  return Tensor::from(ids, shape);
+  return tensor(ids, shape);
 }
 
 }  // namespace
 
 TEST_CASE("cross_entropy: worked values", "[ops][loss]") {
   // Probabilities 1/8, 2/8, 5/8 and 1/2, 1/4, 1/4.
-  const Tensor logits = Tensor::from<double>({0, std::log(2.0), std::log(5.0), std::log(2.0), 0, 0}, {2, 3});
-  const Tensor labels = Tensor::from<int64_t>({1, 0}, {2});
+  const Tensor logits = tensor<double>({0, std::log(2.0), std::log(5.0), std::log(2.0), 0, 0}, {2, 3});
+  const Tensor labels = tensor<int64_t>({1, 0}, {2});
   check_close(cross_entropy(logits, labels, {.reduction = Reduction::none}), {std::log(4.0), std::log(2.0)}, f64_rounding);
   check_close(cross_entropy(logits, labels), {std::log(8.0) / 2}, f64_rounding);
   check_close(cross_entropy(logits, labels, {.reduction = Reduction::sum}), {std::log(8.0)}, f64_rounding);
   CHECK(cross_entropy(logits, labels).rank() == 0);
 
-  const auto run = evaluate([&](const auto& v) { return cross_entropy(v[0], labels); }, {logits}, Tensor::scalar(4, DType::f64));
+  const auto run = evaluate([&](const auto& v) { return cross_entropy(v[0], labels); }, {logits}, scalar(4, DType::f64));
   check_close(run.gradients[0], {0.25, -1.5, 1.25, -1, 0.5, 0.5}, f64_rounding);
 
   // Smoothing 0.3 over 3 classes: target 0.1, 0.8, 0.1 for label 1.
@@ -121,7 +121,7 @@ TEST_CASE("cross_entropy: PyTorch's values", "[ops][loss][golden]") {
         INFO("case " << cases << " " << name_of(reduction) << " " << to_string(dtype));
         const CrossEntropyOptions options{.label_smoothing = golden.number(at + "smoothing"), .reduction = reduction};
         const auto fn = [&](const auto& v) { return cross_entropy(v[0], golden(at + "labels"), options); };
-        const Tensor dy = reduction == Reduction::none ? weight : Tensor::scalar(values(weight)[0], dtype);
+        const Tensor dy = reduction == Reduction::none ? weight : scalar(values(weight)[0], dtype);
         const Evaluation run = evaluate(fn, {golden(at + "logits", dtype)}, dy);
         check_close(run.y, golden(at + name_of(reduction)), tolerance);
         check_close(run.gradients[0], golden(at + name_of(reduction) + ".dlogits"), tolerance);
@@ -132,25 +132,25 @@ TEST_CASE("cross_entropy: PyTorch's values", "[ops][loss][golden]") {
 }
 
 TEST_CASE("cross_entropy: extreme logits (C03, C05)", "[ops][loss][pitfall]") {
-  const Tensor logits = Tensor::from<float>({-781.1664f, -1043.7303f, 890.2518f, -1234.9999f}, {1, 4});
+  const Tensor logits = tensor<float>({-781.1664f, -1043.7303f, 890.2518f, -1234.9999f}, {1, 4});
   constexpr double input_rounding = 2e-4 / 1000;  // of inputs near 1000 in f32
-  check_close(cross_entropy(logits, Tensor::from<int64_t>({0}, {1})), {1671.4182}, input_rounding);
-  const auto run = evaluate([](const auto& v) { return cross_entropy(v[0], Tensor::from<int64_t>({3}, {1})); }, {logits}, Tensor::ones({}));
+  check_close(cross_entropy(logits, tensor<int64_t>({0}, {1})), {1671.4182}, input_rounding);
+  const auto run = evaluate([](const auto& v) { return cross_entropy(v[0], tensor<int64_t>({3}, {1})); }, {logits}, ones({}));
   check_close(run.y, {2125.2517}, input_rounding);
   check_close(run.gradients[0], {0, 0, 1, -1}, exact);
 
   // A masked class: finite loss and gradient.
-  const Tensor masked = Tensor::from<float>({0, -inf32, 0}, {1, 3});
-  const auto masked_run = evaluate([](const auto& v) { return cross_entropy(v[0], Tensor::from<int64_t>({0}, {1})); }, {masked}, Tensor::ones({}));
+  const Tensor masked = tensor<float>({0, -inf32, 0}, {1, 3});
+  const auto masked_run = evaluate([](const auto& v) { return cross_entropy(v[0], tensor<int64_t>({0}, {1})); }, {masked}, ones({}));
   check_close(masked_run.y, {std::log(2.0)}, f32_rounding);
   check_close(masked_run.gradients[0], {-0.5, 0, 0.5}, f32_rounding);
 }
 
 TEST_CASE("cross_entropy: the divisor counts what is not ignored (C07)", "[ops][loss][pitfall]") {
-  const Tensor logits = Tensor::from<float>({2, 0, 0, 0, 0, 0}, {2, 3});
+  const Tensor logits = tensor<float>({2, 0, 0, 0, 0, 0}, {2, 3});
   for (const int64_t ignore : {int64_t{-100}, int64_t{255}, int64_t{2}}) {
-    const Tensor labels = Tensor::from<int64_t>({0, ignore}, {2});
-    const auto run = evaluate([&](const auto& v) { return cross_entropy(v[0], labels, {.ignore_index = ignore}); }, {logits}, Tensor::ones({}));
+    const Tensor labels = tensor<int64_t>({0, ignore}, {2});
+    const auto run = evaluate([&](const auto& v) { return cross_entropy(v[0], labels, {.ignore_index = ignore}); }, {logits}, ones({}));
     check_close(run.y, {0.239545}, six_digits);
     const auto dx = values(run.gradients[0]);
     CHECK(dx[0] == Approx(-2 / (std::exp(2.0) + 2)).epsilon(1e-6));
@@ -160,9 +160,9 @@ TEST_CASE("cross_entropy: the divisor counts what is not ignored (C07)", "[ops][
 }
 
 TEST_CASE("cross_entropy: an ignored row may hold anything", "[ops][loss]") {
-  const Tensor logits = Tensor::from<float>({2, 0, inf32, std::nanf("")}, {2, 2});
-  const Tensor labels = Tensor::from<int64_t>({1, -100}, {2});
-  const auto run = evaluate([&](const auto& v) { return cross_entropy(v[0], labels); }, {logits}, Tensor::ones({}));
+  const Tensor logits = tensor<float>({2, 0, inf32, std::nanf("")}, {2, 2});
+  const Tensor labels = tensor<int64_t>({1, -100}, {2});
+  const auto run = evaluate([&](const auto& v) { return cross_entropy(v[0], labels); }, {logits}, ones({}));
   check_close(run.y, {std::log(std::exp(2.0) + 1)}, f32_rounding);
   CHECK((values(run.gradients[0])[2] == 0 && values(run.gradients[0])[3] == 0));
 }
@@ -170,60 +170,61 @@ TEST_CASE("cross_entropy: an ignored row may hold anything", "[ops][loss]") {
 TEST_CASE("losses: nothing counted gives 0 and a zero gradient (C07)", "[ops][loss][pitfall]") {
   for (const Reduction reduction : {Reduction::mean, Reduction::sum}) {
     for (const int64_t rows : {0, 3}) {
-      const Tensor labels = Tensor::full({rows}, -100, DType::i64);
+      const Tensor labels = full({rows}, -100, DType::i64);
       const Tensor x = normal({rows, 4}, 1);
-      const auto ce = evaluate([&](const auto& v) { return cross_entropy(v[0], labels, {.reduction = reduction}); }, {x}, Tensor::full({}, 3));
-      const auto nll = evaluate([&](const auto& v) { return nll_loss(v[0], labels, -100, reduction); }, {x}, Tensor::full({}, 3));
+      const auto ce = evaluate([&](const auto& v) { return cross_entropy(v[0], labels, {.reduction = reduction}); }, {x}, full({}, 3));
+      const auto nll = evaluate([&](const auto& v) { return nll_loss(v[0], labels, -100, reduction); }, {x}, full({}, 3));
       for (const auto& run : {ce, nll}) {
         check_close(run.y, {0.0}, exact);
-        check_close(run.gradients[0], Tensor::zeros({rows, 4}), exact);
+        check_close(run.gradients[0], zeros({rows, 4}), exact);
       }
     }
-    const Tensor none = Tensor::zeros({0, 3});
+    const Tensor none = zeros({0, 3});
     for (const auto& loss : {mse_loss, bce_with_logits}) {
-      const auto run = evaluate([&](const auto& v) { return loss(v[0], v[1], reduction); }, {none, none}, Tensor::ones({}));
+      const auto run = evaluate([&](const auto& v) { return loss(v[0], v[1], reduction); }, {none, none}, ones({}));
       check_close(run.y, {0.0}, exact);
       CHECK(run.gradients[0].shape() == Shape{0, 3});
     }
   }
-  CHECK(cross_entropy(Tensor::zeros({0, 4}), Tensor::zeros({0}, DType::i64), {.reduction = Reduction::none}).shape() == Shape{0});
-  check_close(cross_entropy(Tensor::zeros({2, 0}), Tensor::full({2}, -100, DType::i64)), {0.0}, exact);
+  CHECK(cross_entropy(zeros({0, 4}), zeros({0}, DType::i64), {.reduction = Reduction::none}).shape() == Shape{0});
+  check_close(cross_entropy(zeros({2, 0}), full({2}, -100, DType::i64)), {0.0}, exact);
 }
 
 TEST_CASE("cross_entropy: labels out of range (C08)", "[ops][loss][pitfall][errors]") {
-  const Tensor logits = Tensor::zeros({4, 3});
+  const Tensor logits = zeros({4, 3});
   for (const int64_t bad : {int64_t{3}, int64_t{-1}, int64_t{255}, std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::min()}) {
-    const Tensor labels = Tensor::from<int64_t>({0, 2, bad, 1}, {4});
-    const std::string message = "labels: expected 0..2 (or -100 to ignore), got " + std::to_string(bad) + " at position 2";
-    CHECK_THROWS_WITH(cross_entropy(logits, labels), contains("[cross_entropy] " + message));
-    CHECK_THROWS_WITH(nll_loss(logits, labels), contains("[nll_loss] " + message));
+    const Tensor labels = tensor<int64_t>({0, 2, bad, 1}, {4});
+    const std::string cpu = "labels: expected 0..2 (or -100 to ignore), got " + std::to_string(bad) + " at position 2";
+    const std::string gpu = "labels: " + std::to_string(bad) + " at position 2 is out of range 0 to 2 (found on the GPU)";
+    CHECK_THROWS_WITH(values(cross_entropy(logits, labels)), contains("[cross_entropy] " + (device().is_cpu() ? cpu : gpu)));
+    CHECK_THROWS_WITH(values(nll_loss(logits, labels)), contains("[nll_loss] " + (device().is_cpu() ? cpu : gpu)));
   }
-  CHECK_NOTHROW(cross_entropy(logits, Tensor::from<int64_t>({0, 2, 255, 1}, {4}), {.ignore_index = 255}));
+  CHECK_NOTHROW(cross_entropy(logits, tensor<int64_t>({0, 2, 255, 1}, {4}), {.ignore_index = 255}));
 }
 
 TEST_CASE("losses: errors", "[ops][loss][errors]") {
-  const Tensor x = Tensor::zeros({4, 3}), labels = Tensor::zeros({4}, DType::i64);
-  CHECK_THROWS_WITH(cross_entropy(x, Tensor::zeros({4})), contains("[cross_entropy] labels: expected class indices of i64, got f32 [4]"));
-  CHECK_THROWS_WITH(cross_entropy(x, Tensor::zeros({3}, DType::i64)), contains("labels: expected [4], got [3] (logits is [4, 3])"));
-  CHECK_THROWS_WITH(cross_entropy(x, Tensor::zeros({4, 1}, DType::i64)), contains("expected [4], got [4, 1]"));
-  CHECK_THROWS_WITH(cross_entropy(Tensor::zeros({}), labels), contains("logits: expected [..., K], got []"));
+  const Tensor x = zeros({4, 3}), labels = zeros({4}, DType::i64);
+  CHECK_THROWS_WITH(cross_entropy(x, zeros({4})), contains("[cross_entropy] labels: expected class indices of i64, got f32 [4]"));
+  CHECK_THROWS_WITH(cross_entropy(x, zeros({3}, DType::i64)), contains("labels: expected [4], got [3] (logits is [4, 3])"));
+  CHECK_THROWS_WITH(cross_entropy(x, zeros({4, 1}, DType::i64)), contains("expected [4], got [4, 1]"));
+  CHECK_THROWS_WITH(cross_entropy(zeros({}), labels), contains("logits: expected [..., K], got []"));
   CHECK_THROWS_WITH(cross_entropy(labels, labels), contains("[cross_entropy] expected") && contains("i64"));
   for (const double s : {-0.1, 1.0, std::nan("")})
     CHECK_THROWS_WITH(cross_entropy(x, labels, {.label_smoothing = s}),
                       contains("[cross_entropy] label_smoothing: expected a number in [0, 1), got"));
-  CHECK_THROWS_WITH(nll_loss(x, Tensor::zeros({4}, DType::u8)), contains("[nll_loss] labels") && contains("u8"));
+  CHECK_THROWS_WITH(nll_loss(x, zeros({4}, DType::u8)), contains("[nll_loss] labels") && contains("u8"));
   // No silent broadcasting: [4, 1] against [4] would average 16 differences.
-  CHECK_THROWS_WITH(mse_loss(Tensor::zeros({4, 1}), Tensor::zeros({4})), contains("[mse_loss] target: expected [4, 1] as x, got [4]"));
-  CHECK_THROWS_WITH(mse_loss(x, Tensor::zeros({4, 3}, DType::f64)), contains("[mse_loss] target: expected f32 as x, got f64"));
-  CHECK_THROWS_WITH(bce_with_logits(x, Tensor::zeros({3, 4})), contains("[bce_with_logits] target: expected [4, 3] as x, got [3, 4]"));
+  CHECK_THROWS_WITH(mse_loss(zeros({4, 1}), zeros({4})), contains("[mse_loss] target: expected [4, 1] as x, got [4]"));
+  CHECK_THROWS_WITH(mse_loss(x, zeros({4, 3}, DType::f64)), contains("[mse_loss] target: expected f32 as x, got f64"));
+  CHECK_THROWS_WITH(bce_with_logits(x, zeros({3, 4})), contains("[bce_with_logits] target: expected [4, 3] as x, got [3, 4]"));
   CHECK_THROWS_WITH(bce_with_logits(labels, labels), contains("[bce_with_logits]") && contains("i64"));
 }
 
 TEST_CASE("nll_loss: picks log-probabilities", "[ops][loss]") {
-  const Tensor log_probs = Tensor::from<double>({-1, -2, -3, -4, -5, -6}, {2, 3});
-  const Tensor labels = Tensor::from<int64_t>({2, 0}, {2});
+  const Tensor log_probs = tensor<double>({-1, -2, -3, -4, -5, -6}, {2, 3});
+  const Tensor labels = tensor<int64_t>({2, 0}, {2});
   check_close(nll_loss(log_probs, labels, -100, Reduction::none), {3, 4}, exact);
-  const auto run = evaluate([&](const auto& v) { return nll_loss(v[0], labels); }, {log_probs}, Tensor::scalar(3, DType::f64));
+  const auto run = evaluate([&](const auto& v) { return nll_loss(v[0], labels); }, {log_probs}, scalar(3, DType::f64));
   check_close(run.y, {3.5}, exact);
   check_close(run.gradients[0], {0, 0, -1.5, -1.5, 0, 0}, exact);
   for (const Reduction reduction : reductions)
@@ -235,11 +236,11 @@ TEST_CASE("nll_loss: picks log-probabilities", "[ops][loss]") {
 }
 
 TEST_CASE("mse_loss", "[ops][loss]") {
-  const Tensor x = Tensor::from<double>({1, 2, 3, 4}, {2, 2}), t = Tensor::from<double>({1, 0, 5, 1}, {2, 2});
+  const Tensor x = tensor<double>({1, 2, 3, 4}, {2, 2}), t = tensor<double>({1, 0, 5, 1}, {2, 2});
   check_close(mse_loss(x, t, Reduction::none), {0, 4, 4, 9}, exact);
   check_close(mse_loss(x, t), {4.25}, exact);
   check_close(mse_loss(x, t, Reduction::sum), {17}, exact);
-  const auto run = evaluate([](const auto& v) { return mse_loss(v[0], v[1]); }, {x, t}, Tensor::scalar(2, DType::f64));
+  const auto run = evaluate([](const auto& v) { return mse_loss(v[0], v[1]); }, {x, t}, scalar(2, DType::f64));
   check_close(run.gradients[0], {0, 2, -2, 3}, exact);
   check_close(run.gradients[1], {0, -2, 2, -3}, exact);
   for (const Reduction reduction : reductions) {
@@ -250,13 +251,13 @@ TEST_CASE("mse_loss", "[ops][loss]") {
     check_same(fn, reference, {normal({3, 4100}, 3), normal({3, 4100}, 4)}, f32_sum);
   }
   // A mean of 20 million equal squares does not stop growing in f32 (A23).
-  check_close(mse_loss(Tensor::ones({20'000'000}), Tensor::zeros({20'000'000})), {1}, exact);
+  check_close(mse_loss(ones({20'000'000}), zeros({20'000'000})), {1}, exact);
 }
 
 TEST_CASE("bce_with_logits", "[ops][loss]") {
-  const Tensor x = Tensor::from<double>({0, std::log(3.0), -std::log(3.0)}, {3}), t = Tensor::from<double>({1, 0, 0.5}, {3});
+  const Tensor x = tensor<double>({0, std::log(3.0), -std::log(3.0)}, {3}), t = tensor<double>({1, 0, 0.5}, {3});
   check_close(bce_with_logits(x, t, Reduction::none), {std::log(2.0), std::log(4.0), 0.5 * std::log(4.0) + 0.5 * std::log(4.0 / 3)}, f64_rounding);
-  const auto run = evaluate([](const auto& v) { return bce_with_logits(v[0], v[1]); }, {x, t}, Tensor::scalar(3, DType::f64));
+  const auto run = evaluate([](const auto& v) { return bce_with_logits(v[0], v[1]); }, {x, t}, scalar(3, DType::f64));
   check_close(run.gradients[0], {-0.5, 0.75, -0.25}, f64_rounding);
   check_close(run.gradients[1], {0, -std::log(3.0), std::log(3.0)}, f64_rounding);
 
@@ -271,8 +272,8 @@ TEST_CASE("bce_with_logits", "[ops][loss]") {
   }
 
   // Far out: no overflow, and the small tail survives.
-  const Tensor far = Tensor::from<float>({1000, -1000, 20, -20, 1e30f}, {5}), sides = Tensor::from<float>({0, 1, 1, 0, 1}, {5});
-  const auto far_run = evaluate([](const auto& v) { return bce_with_logits(v[0], v[1], Reduction::none); }, {far, sides}, Tensor::ones({5}));
+  const Tensor far = tensor<float>({1000, -1000, 20, -20, 1e30f}, {5}), sides = tensor<float>({0, 1, 1, 0, 1}, {5});
+  const auto far_run = evaluate([](const auto& v) { return bce_with_logits(v[0], v[1], Reduction::none); }, {far, sides}, ones({5}));
   const double tail = std::log1p(std::exp(-20.0));
   const auto loss = values(far_run.y);
   CHECK((loss[0] == 1000 && loss[1] == 1000 && loss[4] == 0));
@@ -280,7 +281,7 @@ TEST_CASE("bce_with_logits", "[ops][loss]") {
   CHECK(loss[3] == Approx(tail).epsilon(1e-5));
   check_close(far_run.gradients[0], {1, -1, 0, 0, 0}, f32_rounding);
   // Targets outside [0, 1] follow the formula, as in PyTorch.
-  check_close(bce_with_logits(Tensor::from<double>({2}, {1}), Tensor::from<double>({-1}, {1})), {4 + std::log1p(std::exp(-2.0))}, f64_rounding);
+  check_close(bce_with_logits(tensor<double>({2}, {1}), tensor<double>({-1}, {1})), {4 + std::log1p(std::exp(-2.0))}, f64_rounding);
 }
 
 TEST_CASE("losses: the same bits for every thread count", "[ops][loss][threads]") {

@@ -31,7 +31,7 @@ std::vector<double> reference(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 TEST_CASE("matmul of a worked example", "[ops][matmul]") {
-  const Tensor a = Tensor::from<float>({1, 2, 3, 4, 5, 6}, {2, 3}), b = Tensor::from<float>({1, 0, 2, -1, 0, 1, 1, 1, 3, 0, 0, 2}, {3, 4});
+  const Tensor a = tensor<float>({1, 2, 3, 4, 5, 6}, {2, 3}), b = tensor<float>({1, 0, 2, -1, 0, 1, 1, 1, 3, 0, 0, 2}, {3, 4});
   const std::vector<double> expected{10, 2, 4, 7, 22, 5, 13, 13};
   check_close(matmul(a, b), expected, exact);
   check_close(matmul(transpose(a), b, {.transpose_a = true}), expected, exact);
@@ -93,13 +93,13 @@ TEST_CASE("matmul broadcasts batches, forward and backward", "[ops][matmul]") {
 }
 
 TEST_CASE("transposed inputs are read as what they are (A19)", "[ops][matmul]") {
-  const Tensor x = Tensor::from<double>({0, 10, 1, 0, 5, 5}, {3, 2}).set_requires_grad();
+  const Tensor x = tensor<double>({0, 10, 1, 0, 5, 5}, {3, 2}).set_requires_grad();
   const Tensor y = transpose(x);
   check_close(y, {0, 1, 5, 10, 0, 5}, exact);
-  const Tensor w = Tensor::from<double>({1, 2, 3}, {3, 1});
+  const Tensor w = tensor<double>({1, 2, 3}, {3, 1});
   const Tensor z = matmul(y, w);
   check_close(z, {17, 25}, exact);
-  z.backward(Tensor::from<double>({1, 10}, {2, 1}));
+  z.backward(tensor<double>({1, 10}, {2, 1}));
   check_close(x.grad(), {1, 10, 2, 20, 3, 30}, exact);
 }
 
@@ -115,16 +115,16 @@ TEST_CASE("a shared weight's gradient is exact in integers whatever the threads"
 
 TEST_CASE("matmul of nothing", "[ops][matmul]") {
   const auto check = [](const Shape& sa, const Shape& sb, const Shape& sc) {
-    Tensor a = Tensor::ones(sa).set_requires_grad(), b = Tensor::ones(sb).set_requires_grad();
+    Tensor a = ones(sa).set_requires_grad(), b = ones(sb).set_requires_grad();
     const Tensor c = matmul(a, b);
     CAPTURE(sa.str(), sb.str());
     CHECK(c.shape() == sc);
     // What recycled memory holds must not show in results that no product writes.
-    for (const int64_t size : {4, 8, 12, 16}) std::ignore = Tensor::full({size}, NAN);
+    for (const int64_t size : {4, 8, 12, 16}) std::ignore = full({size}, NAN);
     check_close(c, std::vector<double>(static_cast<size_t>(c.numel()), 0.0), exact);
-    c.backward(Tensor::ones(sc));
-    check_close(a.grad(), Tensor::zeros(sa), exact);
-    check_close(b.grad(), Tensor::zeros(sb), exact);
+    c.backward(ones(sc));
+    check_close(a.grad(), zeros(sa), exact);
+    check_close(b.grad(), zeros(sb), exact);
   };
   check({2, 0}, {0, 3}, {2, 3});
   check({0, 4}, {4, 3}, {0, 3});
@@ -137,23 +137,21 @@ TEST_CASE("matmul of nothing", "[ops][matmul]") {
 }
 
 TEST_CASE("matmul refuses what does not fit", "[ops][matmul]") {
-  const Tensor a = Tensor::ones({2, 3});
-  CHECK_THROWS_WITH(matmul(a, Tensor::ones({2, 3})), contains("[matmul] inner sizes differ: [2, 3] has 3 columns, [2, 3] has 2 rows"));
+  const Tensor a = ones({2, 3});
+  CHECK_THROWS_WITH(matmul(a, ones({2, 3})), contains("[matmul] inner sizes differ: [2, 3] has 3 columns, [2, 3] has 2 rows"));
   CHECK_THROWS_WITH(matmul(a, a, {true, true}), contains("[2, 3] transposed has 2 columns"));
-  CHECK_THROWS_WITH(matmul(a, Tensor::ones({3})), contains("[matmul] expected operands of rank 2 or more, got [2, 3] and [3]"));
-  CHECK_THROWS_WITH(matmul(a, Tensor::ones({3, 1}, DType::f64)), contains("cast()"));
-  CHECK_THROWS_WITH(matmul(Tensor::ones({2, 2, 3}), Tensor::ones({3, 3, 1})), contains("[matmul] shapes [2] and [3] do not broadcast"));
-  CHECK_THROWS_WITH(matmul(Tensor::ones({2, 2}, DType::i64), Tensor::ones({2, 2}, DType::i64)),
-                    contains("[matmul] expected a tensor of f32 or f64, got i64"));
+  CHECK_THROWS_WITH(matmul(a, ones({3})), contains("[matmul] expected operands of rank 2 or more, got [2, 3] and [3]"));
+  CHECK_THROWS_WITH(matmul(a, ones({3, 1}, DType::f64)), contains("cast()"));
+  CHECK_THROWS_WITH(matmul(ones({2, 2, 3}), ones({3, 3, 1})), contains("[matmul] shapes [2] and [3] do not broadcast"));
+  CHECK_THROWS_WITH(matmul(ones({2, 2}, DType::i64), ones({2, 2}, DType::i64)), contains("[matmul] expected a tensor of f32 or f64, got i64"));
 }
 
 TEST_CASE("linear is x W^T + b", "[ops][matmul]") {
-  Tensor x = Tensor::from<double>({1, 2, 3, 4, 5, 6}, {2, 3}).set_requires_grad(),
-         w = Tensor::from<double>({1, 0, -1, 2, 1, 0}, {2, 3}).set_requires_grad();
-  Tensor b = Tensor::from<double>({10, 20}, {2}).set_requires_grad();
+  Tensor x = tensor<double>({1, 2, 3, 4, 5, 6}, {2, 3}).set_requires_grad(), w = tensor<double>({1, 0, -1, 2, 1, 0}, {2, 3}).set_requires_grad();
+  Tensor b = tensor<double>({10, 20}, {2}).set_requires_grad();
   const Tensor y = linear(x, w, b);
   check_close(y, {8, 24, 8, 33}, exact);
-  y.backward(Tensor::from<double>({1, 10, 2, 100}, {2, 2}));
+  y.backward(tensor<double>({1, 10, 2, 100}, {2, 2}));
   check_close(x.grad(), {21, 10, -1, 202, 100, -2}, exact);
   check_close(w.grad(), {9, 12, 15, 410, 520, 630}, exact);
   check_close(b.grad(), {3, 110}, exact);
@@ -186,19 +184,19 @@ TEST_CASE("linear equals matmul and add, in every rank and size", "[ops][matmul]
 }
 
 TEST_CASE("linear refuses what does not fit and computes only what is needed", "[ops][matmul]") {
-  const Tensor x = Tensor::ones({2, 3}), w = Tensor::ones({4, 3});
-  CHECK_THROWS_WITH(linear(Tensor::ones({2, 5}), w), contains("[linear] x: expected [..., 3], got [2, 5] (weight is [4, 3])"));
-  CHECK_THROWS_WITH(linear(x, Tensor::ones({3})), contains("[linear] weight: expected [out, in], got [3]"));
-  CHECK_THROWS_WITH(linear(x, w, Tensor::ones({3})), contains("[linear] bias: expected [4], got [3] (weight is [4, 3])"));
-  CHECK_THROWS_WITH(linear(x, Tensor::ones({4, 3}, DType::f64)), contains("[linear]") && contains("cast()"));
-  CHECK_THROWS_AS(linear(Tensor::scalar(1), w), Error);
-  Tensor bias = Tensor::zeros({4}).set_requires_grad();
+  const Tensor x = ones({2, 3}), w = ones({4, 3});
+  CHECK_THROWS_WITH(linear(ones({2, 5}), w), contains("[linear] x: expected [..., 3], got [2, 5] (weight is [4, 3])"));
+  CHECK_THROWS_WITH(linear(x, ones({3})), contains("[linear] weight: expected [out, in], got [3]"));
+  CHECK_THROWS_WITH(linear(x, w, ones({3})), contains("[linear] bias: expected [4], got [3] (weight is [4, 3])"));
+  CHECK_THROWS_WITH(linear(x, ones({4, 3}, DType::f64)), contains("[linear]") && contains("cast()"));
+  CHECK_THROWS_AS(linear(scalar(1), w), Error);
+  Tensor bias = zeros({4}).set_requires_grad();
   const Tensor y = linear(x, w, bias);
-  y.backward(Tensor::from<float>({1, 2, 3, 4, 10, 20, 30, 40}, {2, 4}));
+  y.backward(tensor<float>({1, 2, 3, 4, 10, 20, 30, 40}, {2, 4}));
   check_close(bias.grad(), {11, 22, 33, 44}, exact);
   CHECK_FALSE(w.grad().defined());
   // No outputs at all.
-  Tensor none = Tensor::zeros({0, 3}).set_requires_grad();
-  linear(x, none).backward(Tensor::zeros({2, 0}));
+  Tensor none = zeros({0, 3}).set_requires_grad();
+  linear(x, none).backward(zeros({2, 0}));
   CHECK(none.grad().shape() == Shape{0, 3});
 }

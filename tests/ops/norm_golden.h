@@ -10,9 +10,8 @@ namespace lamina::test {
 
 /// The running statistics of a fresh layer.
 struct RunningBuffers {
-  Tensor mean, var, count = Tensor::zeros({}, DType::i64);
-  explicit RunningBuffers(int64_t channels, DType dtype = DType::f32)
-      : mean(Tensor::zeros({channels}, dtype)), var(Tensor::ones({channels}, dtype)) {}
+  Tensor mean, var, count = zeros({}, DType::i64);
+  explicit RunningBuffers(int64_t channels, DType dtype = DType::f32) : mean(zeros({channels}, dtype)), var(ones({channels}, dtype)) {}
 };
 
 /// CHECKs y and the gradients of x, gain and bias. dx carries the factor rstd, and so does its error.

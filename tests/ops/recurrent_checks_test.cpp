@@ -63,26 +63,26 @@ TEST_CASE("recurrent refuses what does not fit, naming it", "[ops][recurrent]") 
              [[maybe_unused]] RecurrentOptions& options, [[maybe_unused]] std::vector<int64_t>& lengths,                                    \
              [[maybe_unused]] RecurrentStatistics& s) { __VA_ARGS__; })
   REFUSED("lstm none", "x: expected a tensor, got an undefined one", x = Tensor());
-  REFUSED("lstm none", "x: expected [T, N, C], got [3, 8]", x = Tensor::zeros({3, 8}));
-  REFUSED("lstm none", "expected a tensor of f32 or f64, got i64", x = Tensor::zeros({3, 2, 4}, DType::i64));
+  REFUSED("lstm none", "x: expected [T, N, C], got [3, 8]", x = zeros({3, 8}));
+  REFUSED("lstm none", "expected a tensor of f32 or f64, got i64", x = zeros({3, 2, 4}, DType::i64));
   REFUSED("lstm none", "weight_hh: expected a tensor, got an undefined one", p.weight_hh = Tensor());
-  REFUSED("lstm none", "weight_hh: expected 2 axes, got [20]", p.weight_hh = Tensor::zeros({20}));
-  REFUSED("lstm none", "weight_hh: expected [4 H, H] (LSTM has 4 gates), got [15, 5]", p.weight_hh = Tensor::zeros({15, 5}));
-  REFUSED("rnn none", "weight_hh: expected [1 H, H] (RNN has 1 gate), got [20, 5]", p.weight_hh = Tensor::zeros({20, 5}));
-  REFUSED("gru none", "weight_ih: expected [15, 4], got [15, 3] (x is [3, 2, 4])", p.weight_ih = Tensor::zeros({15, 3}));
+  REFUSED("lstm none", "weight_hh: expected 2 axes, got [20]", p.weight_hh = zeros({20}));
+  REFUSED("lstm none", "weight_hh: expected [4 H, H] (LSTM has 4 gates), got [15, 5]", p.weight_hh = zeros({15, 5}));
+  REFUSED("rnn none", "weight_hh: expected [1 H, H] (RNN has 1 gate), got [20, 5]", p.weight_hh = zeros({20, 5}));
+  REFUSED("gru none", "weight_ih: expected [15, 4], got [15, 3] (x is [3, 2, 4])", p.weight_ih = zeros({15, 3}));
   REFUSED("lstm none", "weight_ih: expected f32 as x, got f64", p.weight_ih = p.weight_ih.cast(DType::f64));
-  REFUSED("lstm none", "bias_ih: expected [20], got [5] (x is [3, 2, 4])", p.bias_ih = Tensor::zeros({5}));
-  REFUSED("lstm none", "h0: expected [2, 5], got [1, 2, 5] (x is [3, 2, 4])", h0 = Tensor::zeros({1, 2, 5}));
-  REFUSED("lstm none", "c0: expected [2, 5], got [2, 4] (x is [3, 2, 4])", c0 = Tensor::zeros({2, 4}));
-  REFUSED("gru none", "c0: expected none, got [2, 5] (GRU has no cell state)", c0 = Tensor::zeros({2, 5}));
-  REFUSED("lstm none", "gain_ih: expected none, got [20] (norm none of LSTM has no such parameter)", p.gain_ih = Tensor::ones({20}));
+  REFUSED("lstm none", "bias_ih: expected [20], got [5] (x is [3, 2, 4])", p.bias_ih = zeros({5}));
+  REFUSED("lstm none", "h0: expected [2, 5], got [1, 2, 5] (x is [3, 2, 4])", h0 = zeros({1, 2, 5}));
+  REFUSED("lstm none", "c0: expected [2, 5], got [2, 4] (x is [3, 2, 4])", c0 = zeros({2, 4}));
+  REFUSED("gru none", "c0: expected none, got [2, 5] (GRU has no cell state)", c0 = zeros({2, 5}));
+  REFUSED("lstm none", "gain_ih: expected none, got [20] (norm none of LSTM has no such parameter)", p.gain_ih = ones({20}));
   REFUSED("lstm layer", "gain_hh: expected a tensor, got an undefined one (norm layer has it)", p.gain_hh = Tensor());
   REFUSED("lstm rms", "gain_c: expected a tensor, got an undefined one (norm rms has it)", p.gain_c = Tensor());
-  REFUSED("gru layer", "gain_c: expected none, got [5] (norm layer of GRU has no such parameter)", p.gain_c = Tensor::ones({5}));
-  REFUSED("gru layer", "bias_c: expected none, got [5]", p.bias_c = Tensor::ones({5}));
-  REFUSED("lstm layer_gates", "gain_ih: expected none, got [20] (norm layer_gates of LSTM", p.gain_ih = Tensor::ones({20}));
-  REFUSED("lstm layer_cell", "gain_hh: expected none, got [20] (norm layer_cell of LSTM", p.gain_hh = Tensor::ones({20}));
-  REFUSED("lstm layer", "gain_ih: expected [20], got [10]", p.gain_ih = Tensor::ones({10}));
+  REFUSED("gru layer", "gain_c: expected none, got [5] (norm layer of GRU has no such parameter)", p.gain_c = ones({5}));
+  REFUSED("gru layer", "bias_c: expected none, got [5]", p.bias_c = ones({5}));
+  REFUSED("lstm layer_gates", "gain_ih: expected none, got [20] (norm layer_gates of LSTM", p.gain_ih = ones({20}));
+  REFUSED("lstm layer_cell", "gain_hh: expected none, got [20] (norm layer_cell of LSTM", p.gain_hh = ones({20}));
+  REFUSED("lstm layer", "gain_ih: expected [20], got [10]", p.gain_ih = ones({10}));
   REFUSED("gru layer", "norm: expected none, layer, rms or batch, got layer_carry (a GRU has no cell state to normalise)",
           options.norm = RecurrentNorm::layer_carry);
   REFUSED("rnn layer", "norm: expected none, layer, rms or batch, got layer_cell (an RNN has", options.norm = RecurrentNorm::layer_cell);
@@ -93,14 +93,14 @@ TEST_CASE("recurrent refuses what does not fit, naming it", "[ops][recurrent]") 
   REFUSED("lstm none", "lengths: expected each in [0, 3], got -1 for sequence 0 (x is [3, 2, 4])", lengths = {-1, 3});
   REFUSED("lstm batch", "norm batch: expected at least 2 sequences at every step in training, got 1 at step 2", lengths = {3, 2});
   REFUSED("lstm batch", "mean_ih: expected running statistics [steps, G H], got an undefined tensor", options.training = false);
-  REFUSED("lstm batch", "var_ih: expected running statistics [steps, G H], got an undefined tensor", s.mean_ih = Tensor::zeros({3, 20}));
+  REFUSED("lstm batch", "var_ih: expected running statistics [steps, G H], got an undefined tensor", s.mean_ih = zeros({3, 20}));
   REFUSED("lstm batch", "mean_ih: expected [steps, 20] with at least one step, got [0, 20]",
           s = recurrent_statistics(case_of("lstm batch"), 0, 5, DType::f32));
   REFUSED("lstm batch", "mean_c: expected [3, 5], got [2, 5]", s = recurrent_statistics(case_of("lstm batch"), 3, 5, DType::f32);
-          s.mean_c = Tensor::zeros({2, 5}));
-  REFUSED("lstm layer", "mean_ih: expected none, got [3, 20] (norm layer of LSTM)", s.mean_ih = Tensor::zeros({3, 20}));
+          s.mean_c = zeros({2, 5}));
+  REFUSED("lstm layer", "mean_ih: expected none, got [3, 20] (norm layer of LSTM)", s.mean_ih = zeros({3, 20}));
   REFUSED("gru batch", "mean_c: expected none, got [3, 5] (norm batch of GRU)", s = recurrent_statistics(case_of("gru batch"), 3, 5, DType::f32);
-          s.mean_c = Tensor::zeros({3, 5}));
+          s.mean_c = zeros({3, 5}));
 #undef REFUSED
 }
 
@@ -158,11 +158,11 @@ TEST_CASE("recurrent without gradients keeps some steps at a time", "[ops][recur
   for (const std::string name : {"lstm none", "lstm layer", "gru layer", "rnn none"}) {
     const RecurrentCase of = case_of(name);
     const RecurrentInputs in = recurrent_inputs(of, s, 1, DType::f32);
-    reset_peak_memory();
-    const int64_t before = memory_stats().current_bytes;
+    reset_peak_memory(device());
+    const int64_t before = memory_stats(device()).current_bytes;
     const RecurrentResult r = run(of, in);
     INFO(name);
-    CHECK(memory_stats().peak_bytes - before < 2 * y);  // the gates of all steps would be 3 y at least
+    CHECK(memory_stats(device()).peak_bytes - before < 2 * y);  // the gates of all steps would be 3 y at least
     CHECK(r.y.numel() * 4 == y);
   }
 }
@@ -180,7 +180,7 @@ TEST_CASE("recurrent runs backward twice over a kept graph, and refuses a change
     loss.backward({}, true);
     for (size_t i = 0; i < first.size(); ++i) check_close(in.tensors[i].grad(), first[i] * 2.0, f64_rounding);
     Tensor weight = in["weight_hh"].detach();
-    weight.mutable_data<double>()[0] += 1;
+    set_element(weight, 0, element(weight, 0) + 1);
     CHECK_THROWS_WITH(loss.backward(), contains("changed"));
   }
 }
@@ -225,12 +225,12 @@ TEST_CASE("recurrent: rows of huge, tiny and equal values normalise as anywhere 
     const RecurrentOptions options{.norm = RecurrentNorm::layer, .eps = 0};
     const Tensor y = recurrent(large["x"], large["h0"], large["c0"], large.parameters(), options).y;
     RecurrentParameters p = in.parameters();
-    if (scale == 0.0) p.gain_ih = Tensor::zeros(p.gain_ih.shape());
+    if (scale == 0.0) p.gain_ih = zeros(p.gain_ih.shape());
     check_close(y, recurrent(in["x"], in["h0"], in["c0"], p, options).y, f32_sum);
   }
   // A NaN stays with its sequence, from its step on.
   RecurrentInputs in = recurrent_inputs(of, {3, 4, 3, 20}, 1, DType::f32);
-  in.tensors[0].mutable_data<float>()[(1 * 4 + 2) * 3] = NAN;
+  set_element(in.tensors[0], (1 * 4 + 2) * 3, NAN);
   const auto y = values(run(of, in).y);
   for (size_t t = 0; t < 3; ++t)
     for (size_t n = 0; n < 4; ++n)

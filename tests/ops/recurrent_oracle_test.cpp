@@ -137,8 +137,7 @@ TEST_CASE("recurrent: a gradient for one output alone") {
       const RecurrentInputs expected = gradients([](const auto&... a) { return recurrent_oracle(a...); });
       for (size_t i = 0; i < inputs.names.size(); ++i) {
         const Tensor& e = expected.tensors[i];
-        check("gradient of " + inputs.names[i], have.tensors[i].grad(), e.grad().defined() ? e.grad() : Tensor::zeros(e.shape(), DType::f64),
-              f64_chain);
+        check("gradient of " + inputs.names[i], have.tensors[i].grad(), e.grad().defined() ? e.grad() : zeros(e.shape(), DType::f64), f64_chain);
       }
     }
   }
@@ -193,7 +192,7 @@ TEST_CASE("recurrent: what stands in the padding does not matter, NaN and infini
           for (int64_t n = 0; n < 4; ++n)
             for (int64_t k = 0; k < 3; ++k)
               if (t >= lengths[static_cast<size_t>(n)]) x[static_cast<size_t>((t * 4 + n) * 3 + k)] = k == 0 ? NAN : k == 1 ? HUGE_VAL : -1e300;
-        spoilt.tensors[i] = Tensor::from(x, {4, 4, 3});
+        spoilt.tensors[i] = tensor(x, {4, 4, 3});
       }
     INFO(of.name);
     const Setting setting{{.cell = of.cell, .norm = of.norm}, lengths, 0};

@@ -124,7 +124,7 @@ TEST_CASE("recurrent: a sequence that is not a number stays alone, for every nor
     RecurrentInputs spoilt = inputs;
     std::vector<float> x = spoilt.tensors[0].to_vector<float>();
     x[3] = std::nanf("");  // the second sequence's first step
-    spoilt.tensors[0] = Tensor::from(x, {3, 5, 3});
+    spoilt.tensors[0] = tensor(x, {3, 5, 3});
     const Setting setting{{.cell = of.cell, .norm = of.norm}, {}, 0};
     const Tensor clean = forward(of, inputs, setting).y, y = forward(of, spoilt, setting).y;
     INFO(of.name);

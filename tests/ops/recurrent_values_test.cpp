@@ -13,13 +13,13 @@ namespace {
 
 double sigma(double x) { return 1 / (1 + std::exp(-x)); }
 
-Tensor f64(const std::vector<double>& values, const Shape& shape) { return Tensor::from(values, shape); }
-Tensor zeros(const Shape& shape) { return Tensor::zeros(shape, DType::f64); }
+Tensor f64(const std::vector<double>& values, const Shape& shape) { return tensor(values, shape); }
+Tensor zeros64(const Shape& shape) { return zeros(shape, DType::f64); }
 
 /// H = 1 with weights of zero: only biases and the state act.
 RecurrentParameters biases_only(const std::vector<double>& bias) {
   const auto gates = static_cast<int64_t>(bias.size());
-  return {.weight_ih = zeros({gates, 1}), .weight_hh = zeros({gates, 1}), .bias_ih = f64(bias, {gates})};
+  return {.weight_ih = zeros64({gates, 1}), .weight_hh = zeros64({gates, 1}), .bias_ih = f64(bias, {gates})};
 }
 
 /// B10: a_x and a_h given through the weights, H = 2, gains 1, no biases.
@@ -29,11 +29,11 @@ struct B10 {
                         .weight_hh = f64({1, 9, -1, 9, 2, 9, 0, 9, 0, 9, 3, 9, 1, 9, 1, 9}, {8, 2})};
 
   RecurrentResult run(RecurrentNorm norm, double eps = 1e-5) {
-    const Tensor gain = Tensor::ones({8}, DType::f64);
+    const Tensor gain = ones({8}, DType::f64);
     const bool both = norm == RecurrentNorm::layer || norm == RecurrentNorm::layer_carry || norm == RecurrentNorm::rms;
     p.gain_ih = both ? gain : Tensor();
     p.gain_hh = both || norm == RecurrentNorm::layer_gates ? gain : Tensor();
-    p.gain_c = norm == RecurrentNorm::none ? Tensor() : Tensor::ones({2}, DType::f64);
+    p.gain_c = norm == RecurrentNorm::none ? Tensor() : ones({2}, DType::f64);
     return recurrent(x, h0, c0, p, {.norm = norm, .eps = eps});
   }
 };
@@ -41,7 +41,7 @@ struct B10 {
 }  // namespace
 
 TEST_CASE("recurrent: gate order is i, f, g, o", "[ops][recurrent][B01]") {
-  const RecurrentResult r = recurrent(zeros({1, 1, 1}), zeros({1, 1}), f64({0.5}, {1, 1}), biases_only({0.1, 0.2, 0.3, 0.4}));
+  const RecurrentResult r = recurrent(zeros64({1, 1, 1}), zeros64({1, 1}), f64({0.5}, {1, 1}), biases_only({0.1, 0.2, 0.3, 0.4}));
   check_close(r.c, {0.427850}, six_digits);
   check_close(r.h, {0.241584}, six_digits);
   check_close(r.y, {0.241584}, six_digits);
@@ -50,25 +50,25 @@ TEST_CASE("recurrent: gate order is i, f, g, o", "[ops][recurrent][B01]") {
 TEST_CASE("recurrent: both bias vectors count, each once", "[ops][recurrent][B02]") {
   RecurrentParameters p = biases_only({0, 1, 0, 0});
   const Tensor c0 = f64({1}, {1, 1});
-  check_close(recurrent(zeros({1, 1, 1}), {}, c0, p).c, {0.731059}, six_digits);
+  check_close(recurrent(zeros64({1, 1, 1}), {}, c0, p).c, {0.731059}, six_digits);
   p.bias_hh = p.bias_ih;
-  check_close(recurrent(zeros({1, 1, 1}), {}, c0, p).c, {0.880797}, six_digits);
+  check_close(recurrent(zeros64({1, 1, 1}), {}, c0, p).c, {0.880797}, six_digits);
   p.bias_ih = Tensor();
-  check_close(recurrent(zeros({1, 1, 1}), {}, c0, p).c, {0.731059}, six_digits);
+  check_close(recurrent(zeros64({1, 1, 1}), {}, c0, p).c, {0.731059}, six_digits);
 }
 
 TEST_CASE("recurrent: GRU's reset gate acts after the product, and z keeps the old state", "[ops][recurrent][B03]") {
   const RecurrentOptions gru{.cell = RecurrentCell::gru};
-  RecurrentParameters p{.weight_ih = zeros({3, 1}), .weight_hh = f64({0, 0, 1}, {3, 1}), .bias_hh = f64({0, 0, 0.3}, {3})};
+  RecurrentParameters p{.weight_ih = zeros64({3, 1}), .weight_hh = f64({0, 0, 1}, {3, 1}), .bias_hh = f64({0, 0, 0.3}, {3})};
   const Tensor h0 = f64({0.5}, {1, 1});
-  const RecurrentResult r = recurrent(zeros({1, 1, 1}), h0, {}, p, gru);
+  const RecurrentResult r = recurrent(zeros64({1, 1, 1}), h0, {}, p, gru);
   check_close(r.h, {0.439974}, six_digits);
   CHECK(!r.c.defined());
   p.bias_ih = f64({0, 2, 0}, {3});
-  check_close(recurrent(zeros({1, 1, 1}), h0, {}, p, gru).h, {0.485690}, six_digits);
+  check_close(recurrent(zeros64({1, 1, 1}), h0, {}, p, gru).h, {0.485690}, six_digits);
   // z = 1 keeps even what is small beside n.
   p.bias_ih = f64({0, 50, 5}, {3});
-  check_close(recurrent(zeros({1, 1, 1}), f64({1e-9}, {1, 1}), {}, p, gru).h * 1e9, {1.0}, f64_rounding * 1e3);
+  check_close(recurrent(zeros64({1, 1, 1}), f64({1e-9}, {1, 1}), {}, p, gru).h * 1e9, {1.0}, f64_rounding * 1e3);
 }
 
 TEST_CASE("recurrent: RNN is one tanh, step after step, in either direction", "[ops][recurrent]") {
@@ -123,7 +123,7 @@ TEST_CASE("recurrent: batch norm of two sequences, and the running statistics of
                               .gain_ih = f64({0.5}, {1}),
                               .gain_hh = f64({0.25}, {1})};
   RecurrentStatistics s{
-      .mean_ih = zeros({3, 1}), .var_ih = Tensor::ones({3, 1}, DType::f64), .mean_hh = zeros({3, 1}), .var_hh = Tensor::ones({3, 1}, DType::f64)};
+      .mean_ih = zeros64({3, 1}), .var_ih = ones({3, 1}, DType::f64), .mean_hh = zeros64({3, 1}), .var_hh = ones({3, 1}, DType::f64)};
   RecurrentOptions options{.cell = RecurrentCell::rnn, .norm = RecurrentNorm::batch, .eps = 0, .momentum = 0.5};
   const Tensor x = f64({-1, 3}, {1, 2, 1}), h0 = f64({0, 1}, {2, 1});
   check_close(recurrent(x, h0, {}, p, options, {}, s).h, {std::tanh(-0.5 - 0.25 + 0.1), std::tanh(0.5 + 0.25 + 0.1)}, f64_rounding);
@@ -145,7 +145,7 @@ TEST_CASE("recurrent: gradients of one LSTM step by hand", "[ops][recurrent]") {
       [](const std::vector<Tensor>& v) {
         RecurrentParameters p = biases_only({0, 0, 0, 0});
         p.bias_ih = v[0];
-        return recurrent(zeros({1, 1, 1}), {}, v[1], p).h;
+        return recurrent(zeros64({1, 1, 1}), {}, v[1], p).h;
       },
       {bias, c0}, f64({1}, {1, 1}));
   const double i = sigma(0.1), f = sigma(0.2), g = std::tanh(0.3), o = sigma(0.4), c = f * 0.5 + i * g, t = std::tanh(c), dc = o * (1 - t * t);
@@ -155,8 +155,8 @@ TEST_CASE("recurrent: gradients of one LSTM step by hand", "[ops][recurrent]") {
 
 TEST_CASE("recurrent: no steps and sequences without steps hand on the state", "[ops][recurrent][B04]") {
   const RecurrentParameters p{.weight_ih = normal({16, 3}, 1), .weight_hh = normal({16, 4}, 2), .bias_ih = normal({16}, 3)};
-  const Tensor h0 = Tensor::full({2, 4}, 0.25), c0 = Tensor::full({2, 4}, 0.75);
-  const RecurrentResult none = recurrent(Tensor::zeros({0, 2, 3}), h0, c0, p);
+  const Tensor h0 = full({2, 4}, 0.25), c0 = full({2, 4}, 0.75);
+  const RecurrentResult none = recurrent(zeros64({0, 2, 3}), h0, c0, p);
   CHECK(none.y.shape().str() == "[0, 2, 4]");
   check_close(none.h, h0, exact);
   check_close(none.c, c0, exact);

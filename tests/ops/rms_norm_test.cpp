@@ -43,19 +43,19 @@ std::vector<Tensor> inputs(const Shape& x, const Shape& normalized, DType dtype 
 
 TEST_CASE("rms_norm: worked values", "[ops][norm]") {
   // Mean squares 12.5 and 4, without and with gain and bias.
-  const Tensor x = Tensor::from<double>({3, 4, 2, -2}, {2, 2});
+  const Tensor x = tensor<double>({3, 4, 2, -2}, {2, 2});
   check_close(rms_norm(x, {2}, {}, {}, {.eps = 0}), {3 / std::sqrt(12.5), 4 / std::sqrt(12.5), 1, -1}, f64_rounding);
-  const Tensor gain = Tensor::from<double>({2, 3}, {2}), bias = Tensor::from<double>({10, 20}, {2});
+  const Tensor gain = tensor<double>({2, 3}, {2}), bias = tensor<double>({10, 20}, {2});
   check_close(rms_norm(x, {2}, gain, bias, {.eps = 3.5}), {10 + 6.0 / 4, 20 + 12.0 / 4, 10 + 4 / std::sqrt(7.5), 20 - 6 / std::sqrt(7.5)},
               f64_rounding);
   // Partial: of [3, 4, 12] at p = 0.4 the first ceil(1.2) = 2 are measured, at p = 1/3 the first alone.
-  const Tensor row = Tensor::from<double>({3, 4, 12}, {1, 3});
+  const Tensor row = tensor<double>({3, 4, 12}, {1, 3});
   check_close(rms_norm(row, {3}, {}, {}, {.partial = 0.4, .eps = 0}), {3 / std::sqrt(12.5), 4 / std::sqrt(12.5), 12 / std::sqrt(12.5)}, f64_rounding);
   check_close(rms_norm(row, {3}, {}, {}, {.partial = 1.0 / 3, .eps = 0}), {1, 4.0 / 3, 4}, f64_rounding);
   // dx = rstd (a - x-hat mean(a x-hat)) for the measured entries, rstd a for the others: here rstd = 1/2, x-hat = [1, -1, 3], a = dy = [1, 0, 1]. The
   // others' gradients reach the measured ones through the mean square: sum(a x-hat) = 1 + 3 = 4, over k = 2.
-  const auto run = evaluate([](const auto& v) { return rms_norm(v[0], {3}, {}, {}, {.partial = 0.5, .eps = 0}); },
-                            {Tensor::from<double>({2, -2, 6}, {3})}, Tensor::from<double>({1, 0, 1}, {3}));
+  const auto run = evaluate([](const auto& v) { return rms_norm(v[0], {3}, {}, {}, {.partial = 0.5, .eps = 0}); }, {tensor<double>({2, -2, 6}, {3})},
+                            tensor<double>({1, 0, 1}, {3}));
   check_close(run.gradients[0], {0.5 * (1 - 2), 0.5 * 2, 0.5}, f64_rounding);
 }
 
@@ -69,7 +69,7 @@ TEST_CASE("rms_norm: which part is measured", "[ops][norm]") {
     // Entries 2 in the first k, else 1e3: the first becomes 1.
     std::vector<float> x(static_cast<size_t>(n), 1e3f);
     std::fill(x.begin(), x.begin() + k, 2.f);
-    const auto y = values(rms_norm(Tensor::from(x, {n}), {n}, {}, {}, {.partial = p, .eps = 0}));
+    const auto y = values(rms_norm(tensor(x, {n}), {n}, {}, {}, {.partial = p, .eps = 0}));
     CHECK(y[0] == 1);
     if (k < n) CHECK(y.back() == 500);
   }
@@ -121,33 +121,33 @@ TEST_CASE("rms_norm: PyTorch's operations, step by step", "[ops][norm][golden]")
 
 TEST_CASE("rms_norm: eps inside the root, overflow, zeros (A05, A06)", "[ops][norm][pitfall]") {
   const auto plain = [](const std::vector<float>& x, double eps) {
-    const Tensor row = Tensor::from(x, {1, static_cast<int64_t>(x.size())});
+    const Tensor row = tensor(x, {1, static_cast<int64_t>(x.size())});
     return rms_norm(row, {row.size(1)}, {}, {}, {.eps = eps});
   };
   check_close(plain({1e-3f, 0, 0, 0}, 1e-6), {0.894427, 0, 0, 0}, six_digits);
   check_close(plain({3e19f, 4e19f}, 1e-5), {0.848528, 1.131371}, six_digits);
   check_close(plain({3e-30f, 4e-30f}, 0), {0.848528, 1.131371}, six_digits);
-  const auto zeros = evaluate([](const auto& v) { return rms_norm(v[0], {4}, {}, {}, {.eps = 1e-6}); }, {Tensor::zeros({1, 4})},
-                              Tensor::from<float>({1, 0, 0, 0}, {1, 4}));
-  check_close(zeros.y, {0, 0, 0, 0}, exact);
-  check_close(zeros.gradients[0], {1000, 0, 0, 0}, six_digits);
+  const auto none =
+      evaluate([](const auto& v) { return rms_norm(v[0], {4}, {}, {}, {.eps = 1e-6}); }, {zeros({1, 4})}, tensor<float>({1, 0, 0, 0}, {1, 4}));
+  check_close(none.y, {0, 0, 0, 0}, exact);
+  check_close(none.gradients[0], {1000, 0, 0, 0}, six_digits);
   // Without eps a row of zeros stays zeros, and so does its gradient.
-  const auto bare = evaluate([](const auto& v) { return rms_norm(v[0], {4}, {}, {}, {.eps = 0}); }, {Tensor::zeros({1, 4})},
-                             Tensor::from<float>({1, 0, 0, 0}, {1, 4}));
+  const auto bare =
+      evaluate([](const auto& v) { return rms_norm(v[0], {4}, {}, {}, {.eps = 0}); }, {zeros({1, 4})}, tensor<float>({1, 0, 0, 0}, {1, 4}));
   check_close(bare.y, {0, 0, 0, 0}, exact);
   check_close(bare.gradients[0], {0, 0, 0, 0}, exact);
   // The default eps is the dtype's machine epsilon.
-  check_close(rms_norm(Tensor::from<float>({1e-4f}, {1}), {1}), {1e-4 / std::sqrt(1e-8 + 1.1920929e-7)}, six_digits);
-  check_close(rms_norm(Tensor::from<double>({1e-8}, {1}), {1}), {1e-8 / std::sqrt(1e-16 + 2.220446049250313e-16)}, 1e-10);
+  check_close(rms_norm(tensor<float>({1e-4f}, {1}), {1}), {1e-4 / std::sqrt(1e-8 + 1.1920929e-7)}, six_digits);
+  check_close(rms_norm(tensor<double>({1e-8}, {1}), {1}), {1e-8 / std::sqrt(1e-16 + 2.220446049250313e-16)}, 1e-10);
 }
 
 TEST_CASE("rms_norm: bad rows, empty tensors, column sums (A11, A12, A16, A19)", "[ops][norm][pitfall][threads]") {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
   const auto fn = [](const auto& v) { return rms_norm(v[0], {3}); };
-  const Tensor dy = Tensor::from<float>({1, 2, 3}, {1, 3});
-  const auto alone = evaluate(fn, {Tensor::from<float>({1, 2, 3}, {1, 3})}, dy);
+  const Tensor dy = tensor<float>({1, 2, 3}, {1, 3});
+  const auto alone = evaluate(fn, {tensor<float>({1, 2, 3}, {1, 3})}, dy);
   for (const float bad : {inf, nan}) {
-    const auto run = evaluate(fn, {Tensor::from<float>({1, 2, bad, 1, 2, 3}, {2, 3})}, concat({dy, dy}));
+    const auto run = evaluate(fn, {tensor<float>({1, 2, bad, 1, 2, 3}, {2, 3})}, concat({dy, dy}));
     const auto y = values(run.y), dx = values(run.gradients[0]);
     for (size_t i = 0; i < 3; ++i) {
       CHECK((std::isnan(y[i]) && std::isnan(dx[i])));
@@ -155,24 +155,24 @@ TEST_CASE("rms_norm: bad rows, empty tensors, column sums (A11, A12, A16, A19)",
     }
   }
   for (const Shape& shape : {Shape{1, 0, 10}, Shape{0, 10}}) {
-    const auto run = evaluate(fused({10}, 0.3), {Tensor::zeros(shape), normal({10}, 1), normal({10}, 2)}, Tensor::zeros(shape));
+    const auto run = evaluate(fused({10}, 0.3), {zeros(shape), normal({10}, 1), normal({10}, 2)}, zeros(shape));
     CHECK(run.y.shape() == shape);
-    check_close(run.gradients[1], Tensor::zeros({10}), exact);
-    check_close(run.gradients[2], Tensor::zeros({10}), exact);
+    check_close(run.gradients[1], zeros({10}), exact);
+    check_close(run.gradients[2], zeros({10}), exact);
   }
   const auto in = inputs({8, 1024, 7}, {7});
   for (const int threads : {1, 2, 4, 8}) {
     const Threads guard(threads);
     for (int repeat = 0; repeat < 10; ++repeat)
-      REQUIRE(values(evaluate(fused({7}, 0.5), in, Tensor::ones({8, 1024, 7})).gradients[2]) == std::vector<double>(7, 8192.0));
+      REQUIRE(values(evaluate(fused({7}, 0.5), in, ones({8, 1024, 7})).gradients[2]) == std::vector<double>(7, 8192.0));
   }
   const Tensor x = normal({3, 8}, 1);
   check_close(rms_norm(transpose(x), {3}), rms_norm(transpose(x).clone(), {3}), exact);
 }
 
-TEST_CASE("rms_norm: a row of twenty million (A23)", "[ops][norm][pitfall]") {
+TEST_CASE("rms_norm: a row of twenty million (A23)", "[ops][norm][pitfall][large]") {
   constexpr int64_t width = 20'000'000;
-  CHECK(rms_norm(Tensor::ones({width}), {width}).data<float>()[width - 1] == Approx(1).epsilon(1e-6));
+  CHECK(slice(rms_norm(ones({width}), {width}), 0, width - 1).item() == Approx(1).epsilon(1e-6));
 }
 
 TEST_CASE("rms_norm: does not see x -> a x, sees x -> x + b (the paper's table)", "[ops][norm][paper]") {
@@ -196,12 +196,12 @@ TEST_CASE("rms_norm: the same bits for every thread count; what it saves", "[ops
 }
 
 TEST_CASE("rms_norm: errors", "[ops][norm][errors]") {
-  const Tensor x = Tensor::zeros({2, 4});
-  CHECK_THROWS_WITH(rms_norm(x, {4}, Tensor::ones({3})), contains("[rms_norm] gain: expected [4], got [3] (x is [2, 4])"));
+  const Tensor x = zeros({2, 4});
+  CHECK_THROWS_WITH(rms_norm(x, {4}, ones({3})), contains("[rms_norm] gain: expected [4], got [3] (x is [2, 4])"));
   CHECK_THROWS_WITH(rms_norm(x, {3}), contains("[rms_norm] x: expected a shape that ends in [3], got [2, 4]"));
   CHECK_THROWS_WITH(rms_norm(x, {}), contains("[rms_norm] normalized_shape: expected at least one axis"));
   CHECK_THROWS_WITH(rms_norm(x, {4}, {}, {}, {.partial = 0}), contains("[rms_norm] partial: expected a number in (0, 1], got 0"));
   CHECK_THROWS_WITH(rms_norm(x, {4}, {}, {}, {.partial = std::nan("")}), contains("got nan"));
   CHECK_THROWS_WITH(rms_norm(x, {4}, {}, {}, {.eps = -1}), contains("[rms_norm] eps: expected a number >= 0, got -1"));
-  CHECK_THROWS_WITH(rms_norm(Tensor::zeros({2, 4}, DType::i64), {4}), contains("[rms_norm] expected") && contains("i64"));
+  CHECK_THROWS_WITH(rms_norm(zeros({2, 4}, DType::i64), {4}), contains("[rms_norm] expected") && contains("i64"));
 }

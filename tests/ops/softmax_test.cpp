@@ -30,17 +30,17 @@ Tensor composed_log_softmax(const Tensor& x, int axis) {
 
 TEST_CASE("softmax: worked values", "[ops][softmax]") {
   // exp(0), exp(ln 2), exp(ln 5) = 1, 2, 5 of 8.
-  const Tensor x = Tensor::from<double>({0, std::log(2.0), std::log(5.0)}, {1, 3});
+  const Tensor x = tensor<double>({0, std::log(2.0), std::log(5.0)}, {1, 3});
   check_close(softmax(x), {0.125, 0.25, 0.625}, f64_rounding);
   check_close(log_softmax(x), {std::log(0.125), std::log(0.25), std::log(0.625)}, f64_rounding);
-  const Tensor columns = Tensor::from<double>({0, 7, std::log(3.0), 7}, {2, 2});
+  const Tensor columns = tensor<double>({0, 7, std::log(3.0), 7}, {2, 2});
   check_close(softmax(columns, 0), {0.25, 0.5, 0.75, 0.5}, f64_rounding);
 
   // dx = y (dy - y dy): y dy = 0.25 for dy = [2, 0, 0].
-  const Evaluation run = evaluate([](const auto& in) { return softmax(in[0]); }, {x}, Tensor::from<double>({2, 0, 0}, {1, 3}));
+  const Evaluation run = evaluate([](const auto& in) { return softmax(in[0]); }, {x}, tensor<double>({2, 0, 0}, {1, 3}));
   check_close(run.gradients[0], {0.125 * 1.75, -0.0625, -0.15625}, f64_rounding);
   // log: dx = dy - y sum(dy).
-  const Evaluation log_run = evaluate([](const auto& in) { return log_softmax(in[0]); }, {x}, Tensor::from<double>({2, 0, 0}, {1, 3}));
+  const Evaluation log_run = evaluate([](const auto& in) { return log_softmax(in[0]); }, {x}, tensor<double>({2, 0, 0}, {1, 3}));
   check_close(log_run.gradients[0], {1.75, -0.5, -1.25}, f64_rounding);
 }
 
@@ -89,16 +89,16 @@ TEST_CASE("softmax: PyTorch's values", "[ops][softmax][golden]") {
 }
 
 TEST_CASE("softmax: no overflow at large logits (C03)", "[ops][softmax][pitfall]") {
-  const Tensor x = Tensor::from<float>({-781.1664f, -1043.7303f, 890.2518f, -1234.9999f}, {1, 4});
+  const Tensor x = tensor<float>({-781.1664f, -1043.7303f, 890.2518f, -1234.9999f}, {1, 4});
   constexpr double input_rounding = 2e-4 / 1000;  // of inputs near 1000 in f32
   check_close(log_softmax(x), {-1671.4182, -1933.9821, 0, -2125.2517}, input_rounding);
   check_close(softmax(x), {0, 0, 1, 0}, exact);
-  const Evaluation run = evaluate([](const auto& v) { return log_softmax(v[0]); }, {x}, Tensor::from<float>({1, 2, 3, 4}, {1, 4}));
+  const Evaluation run = evaluate([](const auto& v) { return log_softmax(v[0]); }, {x}, tensor<float>({1, 2, 3, 4}, {1, 4}));
   check_close(run.gradients[0], {1, 2, -7, 4}, exact);
 }
 
 TEST_CASE("softmax: infinities (C05)", "[ops][softmax][pitfall]") {
-  const auto one_row = [](float a, float b) { return Tensor::from<float>({a, b}, {1, 2}); };
+  const auto one_row = [](float a, float b) { return tensor<float>({a, b}, {1, 2}); };
   check_close(softmax(one_row(0, -inf32)), {1, 0}, exact);
   check_close(log_softmax(one_row(0, -inf32)), {0, -inf}, exact);
   check_close(softmax(one_row(inf32, 0)), {nan64, nan64}, exact);
@@ -106,11 +106,11 @@ TEST_CASE("softmax: infinities (C05)", "[ops][softmax][pitfall]") {
 
   for (const bool log : {false, true}) {
     const auto fn = [&](const std::vector<Tensor>& v) { return log ? log_softmax(v[0]) : softmax(v[0]); };
-    const Evaluation run = evaluate(fn, {Tensor::from<float>({0, -inf32, 0}, {1, 3})}, Tensor::from<float>({3, 1, 1}, {1, 3}));
+    const Evaluation run = evaluate(fn, {tensor<float>({0, -inf32, 0}, {1, 3})}, tensor<float>({3, 1, 1}, {1, 3}));
     check_close(run.gradients[0], log ? std::vector<double>{0.5, 1, -1.5} : std::vector<double>{0.5, 0, -0.5}, f32_rounding);
   }
   // A bad row leaves the others alone.
-  check_close(softmax(Tensor::from<float>({-inf32, -inf32, 2, 2}, {2, 2})), {nan64, nan64, 0.5, 0.5}, exact);
+  check_close(softmax(tensor<float>({-inf32, -inf32, 2, 2}, {2, 2})), {nan64, nan64, 0.5, 0.5}, exact);
 }
 
 TEST_CASE("softmax: rows sum to one, and a shift changes nothing", "[ops][softmax]") {
@@ -124,8 +124,7 @@ TEST_CASE("softmax: rows sum to one, and a shift changes nothing", "[ops][softma
 TEST_CASE("softmax: empty tensors", "[ops][softmax]") {
   for (const Shape& shape : {Shape{0, 3}, Shape{3, 0}, Shape{0}, Shape{2, 0, 4}}) {
     for (int axis = 0; axis < shape.rank(); ++axis) {
-      const Evaluation run =
-          evaluate([=](const auto& v) { return softmax(v[0], axis) + log_softmax(v[0], axis); }, {Tensor::zeros(shape)}, Tensor::zeros(shape));
+      const Evaluation run = evaluate([=](const auto& v) { return softmax(v[0], axis) + log_softmax(v[0], axis); }, {zeros(shape)}, zeros(shape));
       CHECK(run.y.shape() == shape);
       CHECK(run.gradients[0].shape() == shape);
     }
@@ -155,8 +154,8 @@ TEST_CASE("softmax: saves its result and nothing else, and does not keep it aliv
 }
 
 TEST_CASE("softmax: errors", "[ops][softmax][errors]") {
-  CHECK_THROWS_WITH(softmax(Tensor::zeros({2, 3}), 2), contains("[softmax]") && contains("2"));
-  CHECK_THROWS_WITH(log_softmax(Tensor::zeros({2, 3}), -3), contains("[log_softmax]") && contains("-3"));
-  CHECK_THROWS_WITH(softmax(Tensor::zeros({2}, DType::i64)), contains("[softmax] expected") && contains("f32 or f64") && contains("i64"));
+  CHECK_THROWS_WITH(softmax(zeros({2, 3}), 2), contains("[softmax]") && contains("2"));
+  CHECK_THROWS_WITH(log_softmax(zeros({2, 3}), -3), contains("[log_softmax]") && contains("-3"));
+  CHECK_THROWS_WITH(softmax(zeros({2}, DType::i64)), contains("[softmax] expected") && contains("f32 or f64") && contains("i64"));
   CHECK_THROWS_WITH(softmax(Tensor()), contains("undefined"));
 }

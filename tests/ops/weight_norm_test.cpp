@@ -40,16 +40,16 @@ std::vector<Tensor> inputs(const Shape& v, DType dtype = DType::f32, double sd =
 }  // namespace
 
 TEST_CASE("weight_norm: by rows; wrapping a weight leaves the layer as it is (A21)", "[ops][norm][pitfall]") {
-  const Tensor v = Tensor::from<float>({1, 2, 3, 4}, {2, 2});
-  check_close(weight_norm(v, Tensor::from<float>({5, 6}, {2, 1})), {2.236068, 4.472136, 3.6, 4.8}, six_digits);
+  const Tensor v = tensor<float>({1, 2, 3, 4}, {2, 2});
+  check_close(weight_norm(v, tensor<float>({5, 6}, {2, 1})), {2.236068, 4.472136, 3.6, 4.8}, six_digits);
   const Tensor g = norm(v, {1}, true);
   check_close(g, {2.236068, 5}, six_digits);
-  check_close(linear(Tensor::ones({1, 2}), weight_norm(v, g)), {3, 7}, f32_rounding);
+  check_close(linear(ones({1, 2}), weight_norm(v, g)), {3, 7}, f32_rounding);
 }
 
 TEST_CASE("weight_norm: worked gradients", "[ops][norm]") {
   // v = [3, 4], ||v|| = 5, g = 10: w = [6, 8]. dw = [1, 2]: dg = dw v / 5 = 11/5; dv = g/5 dw - g dg/25 v = 2 [1, 2] - 22/25 [3, 4].
-  const auto run = evaluate(fused, {Tensor::from<double>({3, 4}, {1, 2}), Tensor::from<double>({10}, {1, 1})}, Tensor::from<double>({1, 2}, {1, 2}));
+  const auto run = evaluate(fused, {tensor<double>({3, 4}, {1, 2}), tensor<double>({10}, {1, 1})}, tensor<double>({1, 2}, {1, 2}));
   check_close(run.y, {6, 8}, f64_rounding);
   check_close(run.gradients[1], {2.2}, f64_rounding);
   check_close(run.gradients[0], {2 - 2.64, 4 - 3.52}, f64_rounding);
@@ -106,9 +106,9 @@ TEST_CASE("weight_norm: the gradient of v is orthogonal to v, and the weight doe
 
 TEST_CASE("weight_norm: tiny, huge and zero rows; bad rows alone", "[ops][norm]") {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  const Tensor g = Tensor::from<float>({2, 2, 2, 2, 2}, {5, 1});
-  const Tensor dw = Tensor::from<float>({1, 3, 1, 3, 1, 3, 1, 3, 1, 3}, {5, 2});
-  const auto run = evaluate(fused, {Tensor::from<float>({3e-30f, 4e-30f, 3e30f, 4e30f, 0, 0, 3, 4, 3e-37f, 4e-37f}, {5, 2}), g}, dw);
+  const Tensor g = tensor<float>({2, 2, 2, 2, 2}, {5, 1});
+  const Tensor dw = tensor<float>({1, 3, 1, 3, 1, 3, 1, 3, 1, 3}, {5, 2});
+  const auto run = evaluate(fused, {tensor<float>({3e-30f, 4e-30f, 3e30f, 4e30f, 0, 0, 3, 4, 3e-37f, 4e-37f}, {5, 2}), g}, dw);
   check_close(run.y, {1.2, 1.6, 1.2, 1.6, 0, 0, 1.2, 1.6, 1.2, 1.6}, f32_rounding);
   check_close(run.gradients[1], {3, 3, 0, 3, 3}, f32_rounding);
   // dv = 2/5 ([1, 3] - 3 [0.6, 0.8]) for the ordinary row, over the scale for the others; none for zeros.
@@ -119,7 +119,7 @@ TEST_CASE("weight_norm: tiny, huge and zero rows; bad rows alone", "[ops][norm]"
       (dv[0] * 1e-30 == Approx(-0.32).epsilon(1e-5) && dv[2] * 1e30 == Approx(-0.32).epsilon(1e-5) && dv[8] * 1e-37 == Approx(-0.32).epsilon(1e-5)));
   CHECK((dv[4] == 0 && dv[5] == 0));
   for (const float bad : {inf, nan}) {
-    const auto y = values(weight_norm(Tensor::from<float>({1, bad, 3, 4}, {2, 2}), Tensor::from<float>({5, 5}, {2, 1})));
+    const auto y = values(weight_norm(tensor<float>({1, bad, 3, 4}, {2, 2}), tensor<float>({5, 5}, {2, 1})));
     CHECK((std::isnan(y[0]) && std::isnan(y[1])));
     CHECK((y[2] == Approx(3) && y[3] == Approx(4)));
   }
@@ -127,10 +127,10 @@ TEST_CASE("weight_norm: tiny, huge and zero rows; bad rows alone", "[ops][norm]"
 
 TEST_CASE("weight_norm: empty weights (A12)", "[ops][norm][pitfall]") {
   for (const Shape& shape : {Shape{3, 0}, Shape{0, 4}, Shape{3, 0, 2}}) {
-    const auto run = evaluate(fused, {Tensor::zeros(shape), normal(norms_of(shape), 2)}, Tensor::zeros(shape));
+    const auto run = evaluate(fused, {zeros(shape), normal(norms_of(shape), 2)}, zeros(shape));
     CHECK(run.y.shape() == shape);
     CHECK(run.gradients[0].shape() == shape);
-    check_close(run.gradients[1], Tensor::zeros(norms_of(shape)), exact);
+    check_close(run.gradients[1], zeros(norms_of(shape)), exact);
   }
 }
 
@@ -146,11 +146,11 @@ TEST_CASE("weight_norm: the same bits for every thread count; what it saves", "[
 }
 
 TEST_CASE("weight_norm: errors", "[ops][norm][errors]") {
-  const Tensor v = Tensor::ones({3, 2});
-  CHECK_THROWS_WITH(weight_norm(v, Tensor::ones({3})), contains("[weight_norm] g: expected [3, 1], got [3] (v is [3, 2])"));
-  CHECK_THROWS_WITH(weight_norm(v, Tensor::ones({1, 2})), contains("g: expected [3, 1], got [1, 2]"));
-  CHECK_THROWS_WITH(weight_norm(v, Tensor::ones({3, 1}, DType::f64)), contains("[weight_norm] g: expected f32 as v, got f64"));
+  const Tensor v = ones({3, 2});
+  CHECK_THROWS_WITH(weight_norm(v, ones({3})), contains("[weight_norm] g: expected [3, 1], got [3] (v is [3, 2])"));
+  CHECK_THROWS_WITH(weight_norm(v, ones({1, 2})), contains("g: expected [3, 1], got [1, 2]"));
+  CHECK_THROWS_WITH(weight_norm(v, ones({3, 1}, DType::f64)), contains("[weight_norm] g: expected f32 as v, got f64"));
   CHECK_THROWS_WITH(weight_norm(v, Tensor()), contains("[weight_norm] g: expected a tensor"));
-  CHECK_THROWS_WITH(weight_norm(Tensor::scalar(1), Tensor::scalar(1)), contains("[weight_norm] v: expected [out, ...], got a scalar"));
-  CHECK_THROWS_WITH(weight_norm(Tensor::zeros({2, 4}, DType::i64), Tensor::zeros({2, 1}, DType::i64)), contains("[weight_norm] expected"));
+  CHECK_THROWS_WITH(weight_norm(scalar(1), scalar(1)), contains("[weight_norm] v: expected [out, ...], got a scalar"));
+  CHECK_THROWS_WITH(weight_norm(zeros({2, 4}, DType::i64), zeros({2, 1}, DType::i64)), contains("[weight_norm] expected"));
 }

@@ -18,8 +18,8 @@ using nn::Parameter;
 namespace {
 
 Parameter with_gradient(const std::vector<double>& gradient) {
-  Parameter p({static_cast<int64_t>(gradient.size())}, nn::init::zeros(), DType::f64);
-  p.tensor().set_grad(Tensor::from(gradient, p.shape()));
+  Parameter p = on_device(Parameter({static_cast<int64_t>(gradient.size())}, nn::init::zeros(), DType::f64));
+  p.tensor().set_grad(tensor(gradient, p.shape()));
   return p;
 }
 
@@ -33,7 +33,7 @@ TEST_CASE("B12: clipping by norm is PyTorch's, over all parameters together") {
   check_close(p.grad(), {0.59999988, 0.79999984}, 1e-8);
 
   Parameter a = with_gradient({2}), b = with_gradient({2});
-  Parameter none({3}, nn::init::zeros()), frozen = with_gradient({100});
+  Parameter none = on_device(Parameter({3}, nn::init::zeros())), frozen = with_gradient({100});
   frozen.freeze();
   CHECK(optim::clip_grad_norm({&a, &none, &b, &frozen}, 1) == Approx(std::sqrt(8.0)));
   check_close(a.grad(), {0.7071}, 1e-4);
@@ -69,7 +69,7 @@ TEST_CASE("the norm of a gradient whose rows cancel is a number") {
   for (uint64_t seed = 0; seed < 100; ++seed) {
     const Tensor x = normal({1, 30}, seed), once = normal({2, 40}, seed + 1000);
     const Tensor last = -sum(once, {0}, true);
-    Parameter weight({40, 30}, nn::init::zeros());
+    Parameter weight = on_device(Parameter({40, 30}, nn::init::zeros()));
     linear(concat({x, x, x}), weight).backward(concat({once, last}));
     const double norm = optim::clip_grad_norm({&weight}, 1);
     CHECK(norm >= 0);
@@ -78,8 +78,8 @@ TEST_CASE("the norm of a gradient whose rows cancel is a number") {
 }
 
 TEST_CASE("clipping does not write into a tensor that somebody else holds") {
-  Parameter p({2}, nn::init::zeros());
-  const Tensor mine = Tensor::from<float>({3, 4}, {2});
+  Parameter p = on_device(Parameter({2}, nn::init::zeros()));
+  const Tensor mine = tensor<float>({3, 4}, {2});
   p.tensor().set_grad(mine);
   optim::clip_grad_norm({&p}, 1);
   optim::clip_grad_value({&p}, 0.7);
@@ -91,7 +91,7 @@ TEST_CASE("clipping by value clamps each element; NaN stays for check_finite to 
   Parameter p = with_gradient({-3, 0.5, 2, std::numeric_limits<double>::infinity(), std::nan("")});
   optim::clip_grad_value({&p}, 1);
   const auto g = values(p.grad());
-  check_close(Tensor::from(std::vector<double>(g.begin(), g.begin() + 4), {4}), {-1, 0.5, 1, 1}, exact);
+  check_close(tensor(std::vector<double>(g.begin(), g.begin() + 4), {4}), {-1, 0.5, 1, 1}, exact);
   CHECK(std::isnan(g[4]));
   CHECK_FALSE(p.grad().requires_grad());
   CHECK_THROWS_WITH(optim::clip_grad_value({&p}, 0), contains("[clip_grad_value] limit: expected a value > 0, got 0"));
@@ -100,8 +100,8 @@ TEST_CASE("clipping by value clamps each element; NaN stays for check_finite to 
 TEST_CASE("gradients held as factors are clipped, checked and applied as the product would be") {
   // Few rows and a large weight: the linear layer's gradient stays factored until somebody looks.
   nn::Linear factored(64, 48), looked_at(64, 48);
-  factored.init(1);
-  looked_at.init(1);
+  init(factored, 1);
+  init(looked_at, 1);
   const Tensor x = normal({2, 64}, 1), dy = normal({2, 48}, 2);
   factored(x).backward(dy);
   looked_at(x).backward(dy);

@@ -1,5 +1,5 @@
 // Weight gradients of small batches stay factored until somebody looks. Nobody may notice: the same model with gradients looked at (which forms
-// them) before the step is the oracle.
+// them) before the step is the oracle. [cpu]: on a GPU they are formed at once.
 
 #include <lamina/autograd/graph.h>
 #include <lamina/core/memory.h>
@@ -87,7 +87,7 @@ double largest_difference(const std::vector<T>& a, const std::vector<T>& b) {
 
 }  // namespace
 
-TEST_CASE("factored gradients: one backward pass gives the bits of the formed gradient", "[optim]") {
+TEST_CASE("factored gradients: one backward pass gives the bits of the formed gradient", "[optim][cpu]") {
   const auto initial = Run(DType::f32).weight<float>();
   for (const MakeOptimizer& make : optimizers()) {
     for (const int64_t rows : {1, 2, 3, 4, 5, 7, 8, 11, 16}) {
@@ -100,7 +100,7 @@ TEST_CASE("factored gradients: one backward pass gives the bits of the formed gr
   }
 }
 
-TEST_CASE("factored gradients: clipping by norm works on the factors", "[optim]") {
+TEST_CASE("factored gradients: clipping by norm works on the factors", "[optim][cpu]") {
   for (const MakeOptimizer& make : optimizers()) {
     double norms[2];
     int index = 0;
@@ -122,7 +122,7 @@ TEST_CASE("factored gradients: clipping by norm works on the factors", "[optim]"
   }
 }
 
-TEST_CASE("factored gradients: several backward passes add up, to rounding, and too many rows are formed", "[optim]") {
+TEST_CASE("factored gradients: several backward passes add up, to rounding, and too many rows are formed", "[optim][cpu]") {
   for (const MakeOptimizer& make : optimizers()) {
     const auto twice = [](Run& run, uint64_t seed) { run.backward(4, seed), run.backward(5, seed + 100); };
     CHECK(largest_difference(train<double>(make, false, twice), train<double>(make, true, twice)) < 1e-8);
@@ -139,7 +139,7 @@ TEST_CASE("factored gradients: several backward passes add up, to rounding, and 
   CHECK(largest_difference(run.layer.weight.grad().to_vector<double>(), big.layer.weight.grad().to_vector<double>()) < 1e-12);
 }
 
-TEST_CASE("factored gradients: large batches and small weights are formed at once", "[optim]") {
+TEST_CASE("factored gradients: large batches and small weights are formed at once", "[optim][cpu]") {
   Run run(DType::f32);
   run.backward(17, 1);
   CHECK_FALSE(factored(run.layer.weight));
@@ -150,7 +150,7 @@ TEST_CASE("factored gradients: large batches and small weights are formed at onc
   CHECK_FALSE(factored(narrow.weight));
 }
 
-TEST_CASE("factored gradients: hooks see and replace the formed gradient", "[optim]") {
+TEST_CASE("factored gradients: hooks see and replace the formed gradient", "[optim][cpu]") {
   Run run(DType::f64), plain(DType::f64);
   Tensor seen;
   run.layer.weight.tensor().register_hook([&](const Tensor& g) {
@@ -162,7 +162,7 @@ TEST_CASE("factored gradients: hooks see and replace the formed gradient", "[opt
   CHECK(run.layer.weight.grad().to_vector<double>() == (plain.layer.weight.grad() * 2.0).to_vector<double>());
 }
 
-TEST_CASE("factored gradients: clipping by value, set_grad and autograd::grad", "[optim]") {
+TEST_CASE("factored gradients: clipping by value, set_grad and autograd::grad", "[optim][cpu]") {
   Run run(DType::f64), plain(DType::f64);
   run.backward(4, 1), plain.backward(4, 1);
   optim::clip_grad_value(run.layer.parameters(), 0.3);
@@ -177,7 +177,7 @@ TEST_CASE("factored gradients: clipping by value, set_grad and autograd::grad", 
   CHECK(run.layer.weight.grad().to_vector<double>() == formed);
 }
 
-TEST_CASE("factored gradients: a layer used twice adds both uses", "[optim]") {
+TEST_CASE("factored gradients: a layer used twice adds both uses", "[optim][cpu]") {
   nn::Linear square(width, width);
   square.init(3);
   square.cast(DType::f64);
@@ -201,7 +201,7 @@ TEST_CASE("factored gradients: a layer used twice adds both uses", "[optim]") {
   CHECK(std::abs(direct.data<double>()[5]) > 1e-3);
 }
 
-TEST_CASE("factored gradients: inputs changed after backward do not change the update", "[optim]") {
+TEST_CASE("factored gradients: inputs changed after backward do not change the update", "[optim][cpu]") {
   const auto train_once = [](bool spoil) {
     Run run(DType::f32);
     optim::Adam adam(run.layer.parameters());
@@ -216,7 +216,7 @@ TEST_CASE("factored gradients: inputs changed after backward do not change the u
   CHECK(train_once(false) == train_once(true));
 }
 
-TEST_CASE("factored gradients: nothing is updated from a gradient that is not finite", "[optim]") {
+TEST_CASE("factored gradients: nothing is updated from a gradient that is not finite", "[optim][cpu]") {
   for (const double scale : {std::numeric_limits<double>::infinity(), 1e30}) {  // 1e30: only the product overflows
     Run run(DType::f32);
     optim::Adam adam(run.layer.parameters());
@@ -230,7 +230,7 @@ TEST_CASE("factored gradients: nothing is updated from a gradient that is not fi
   }
 }
 
-TEST_CASE("factored gradients: the weight gradient takes no memory", "[optim]") {
+TEST_CASE("factored gradients: the weight gradient takes no memory", "[optim][cpu]") {
   nn::Linear layer(784, 1000);
   layer.init(1);
   Rng rng(1);

@@ -20,9 +20,9 @@ using nn::Parameter;
 
 namespace {
 
-Parameter parameter(double value, DType dtype = DType::f64) { return Parameter({1}, nn::init::constant(value), dtype); }
+Parameter parameter(double value, DType dtype = DType::f64) { return on_device(Parameter({1}, nn::init::constant(value), dtype)); }
 
-void give(Parameter& p, double gradient) { p.tensor().set_grad(Tensor::full(p.shape(), gradient, p.tensor().dtype())); }
+void give(Parameter& p, double gradient) { p.tensor().set_grad(full(p.shape(), gradient, p.tensor().dtype())); }
 
 double value(const Parameter& p) { return p.value().item(); }
 
@@ -39,7 +39,7 @@ std::vector<double> trajectory(optim::Optimizer& optimizer, Parameter& p, const 
 
 void check_trajectory(optim::Optimizer& optimizer, Parameter& p, const std::vector<double>& gradients, const std::vector<double>& expected,
                       double tolerance = six_digits) {
-  check_close(Tensor::from(trajectory(optimizer, p, gradients), {static_cast<int64_t>(gradients.size())}), expected, tolerance);
+  check_close(tensor(trajectory(optimizer, p, gradients), {static_cast<int64_t>(gradients.size())}), expected, tolerance);
 }
 
 constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
@@ -216,7 +216,7 @@ TEST_CASE("ten steps of every optimiser are PyTorch's") {
   for (const auto& [name, make] : cases)
     for (const DType dtype : {DType::f64, DType::f32}) {
       INFO(name << " " << to_string(dtype));
-      Parameter a({3, 4}, nn::init::zeros(), dtype), b({5}, nn::init::zeros(), dtype);
+      Parameter a = on_device(Parameter({3, 4}, nn::init::zeros(), dtype)), b = on_device(Parameter({5}, nn::init::zeros(), dtype));
       a.set(golden("start.a"));
       b.set(golden("start.b"));
       const auto optimizer = make({&a, &b}, name);
@@ -225,7 +225,7 @@ TEST_CASE("ten steps of every optimiser are PyTorch's") {
           const std::string letter = p == &a ? "a" : "b";
           const auto all = values(golden("grad." + letter));
           const auto begin = all.begin() + step * p->shape().numel();
-          p->tensor().set_grad(Tensor::from(std::vector<double>(begin, begin + p->shape().numel()), p->shape()).cast(dtype));
+          p->tensor().set_grad(tensor(std::vector<double>(begin, begin + p->shape().numel()), p->shape()).cast(dtype));
         }
         if (step == skipped) b.tensor().zero_grad();
         optimizer->step();
@@ -240,11 +240,11 @@ TEST_CASE("ten steps of every optimiser are PyTorch's") {
 
 TEST_CASE("an optimiser step between forward and backward is refused") {
   nn::Linear linear(3, 2);
-  linear.init(1);
+  init(linear, 1);
   optim::SGD sgd(linear.parameters());
   Tensor x = normal({4, 3}, 1).set_requires_grad();
   const Tensor y = linear(x);
-  for (Parameter* p : linear.parameters()) p->tensor().set_grad(Tensor::ones(p->shape()));
+  for (Parameter* p : linear.parameters()) p->tensor().set_grad(ones(p->shape()));
   sgd.step();
   CHECK_THROWS_WITH(y.backward(normal({4, 2}, 2)), contains("was changed since (by an optimiser step"));
 }

@@ -16,7 +16,7 @@ using nn::Parameter;
 namespace {
 
 struct Pair {
-  Parameter a{{3, 2}, nn::init::ones()}, b{{4}, nn::init::ones()};
+  Parameter a = on_device(Parameter({3, 2}, nn::init::ones())), b = on_device(Parameter({4}, nn::init::ones()));
   std::vector<Parameter*> list() { return {&a, &b}; }
   void give(uint64_t seed, bool both = true) {
     a.tensor().set_grad(normal({3, 2}, seed));
@@ -90,19 +90,19 @@ TEST_CASE("a state that does not fit is refused as a whole") {
     CHECK(same_state(good, adam.state()));
   };
   nn::StateDict state = good;
-  state.emplace_back("momentum_buffer.0", Tensor::zeros({3, 2}));
+  state.emplace_back("momentum_buffer.0", zeros({3, 2}));
   refused(state, "[adam] load_state: unexpected momentum_buffer.0");
   state = good;
-  state[1].second = Tensor::zeros({2, 3});
+  state[1].second = zeros({2, 3});
   refused(state, "[adam] load_state: exp_avg.0: expected [3, 2], got [2, 3]");
   state = good;
-  state[1].second = Tensor::zeros({3, 2}, DType::i64);
+  state[1].second = zeros({3, 2}, DType::i64);
   refused(state, "exp_avg.0: expected f32 or f64, got i64");
   state = good;
-  state[0].second = Tensor::scalar(1);
+  state[0].second = scalar(1);
   refused(state, "step.0: expected one i64, got f32 []");
   state = good;
-  state[0].second = Tensor::scalar(0, DType::i64);
+  state[0].second = scalar(0, DType::i64);
   refused(state, "step.0: expected a count >= 1, got 0");
   state = good;
   state.erase(state.begin() + 2);
@@ -115,14 +115,14 @@ TEST_CASE("a state that does not fit is refused as a whole") {
   refused(state, "step.0 is given twice");
   refused({{"step.0", Tensor()}}, "step.0 is an undefined tensor");
   optim::SGD plain(pair.list());
-  CHECK_THROWS_WITH(plain.load_state({{"momentum_buffer.0", Tensor::zeros({3, 2})}}), contains("[sgd] load_state: unexpected momentum_buffer.0"));
+  CHECK_THROWS_WITH(plain.load_state({{"momentum_buffer.0", zeros({3, 2})}}), contains("[sgd] load_state: unexpected momentum_buffer.0"));
 }
 
 TEST_CASE("a loaded state is a copy, in the parameter's dtype") {
   Pair pair;
   pair.a.cast(DType::f64);
   optim::SGD sgd(pair.list(), {.momentum = 0.5});
-  Tensor velocity = Tensor::ones({3, 2});
+  Tensor velocity = ones({3, 2});
   sgd.load_state({{"momentum_buffer.0", velocity}});
   velocity.fill_(7);
   REQUIRE(sgd.state().size() == 1);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include <lamina/core/tensor.h>
 
 #include "support/catch.h"
+#include "support/make.h"
 
 namespace lamina::test {
 
@@ -76,9 +78,10 @@ inline void check_close(const Tensor& actual, const Tensor& expected, double tol
 /// Whether the two hold the same bytes.
 inline bool same_bits(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
-  const auto* x = static_cast<const unsigned char*>(a.raw_data());
-  const auto* y = static_cast<const unsigned char*>(b.raw_data());
-  return std::equal(x, x + a.nbytes(), y);
+  return with_type(a.dtype(), [&](auto zero) {
+    const auto x = a.to_vector<decltype(zero)>(), y = b.to_vector<decltype(zero)>();
+    return x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(zero)) == 0;
+  });
 }
 
 inline double norm_of(const Tensor& x) {

@@ -7,6 +7,7 @@
 #include <lamina/io/safetensors.h>
 
 #include "support/catch.h"
+#include "support/device.h"
 
 namespace lamina::test {
 
@@ -16,12 +17,12 @@ class Golden {
 
   bool has(const std::string& name) const { return file_.find(name) != nullptr; }
 
-  /// A tensor by name; floats converted to `dtype` (the inputs are exact in f32), integers as they are.
+  /// A tensor by name, on the device of the tests; floats converted to `dtype` (the inputs are exact in f32), integers as they are.
   Tensor operator()(const std::string& name, DType dtype = DType::f64) const {
     INFO("golden value " << name);
     const Tensor* tensor = file_.find(name);
     REQUIRE(tensor != nullptr);
-    return is_float(tensor->dtype()) ? tensor->cast(dtype) : *tensor;
+    return on_device(is_float(tensor->dtype()) ? tensor->cast(dtype) : *tensor);
   }
 
   double number(const std::string& name) const { return (*this)(name).item(); }

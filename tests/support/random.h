@@ -1,11 +1,14 @@
 #pragma once
-// Test inputs. Drawn on the host from Rng alone, so that tests of kernels do not lean on the random kernels.
+// Test inputs. Drawn on the host from Rng alone, so that tests of kernels do not lean on the random kernels; they lie
+// on the device of the tests.
 
 #include <cmath>
 #include <numbers>
 #include <vector>
 
 #include <lamina/core/random.h>
+
+#include "support/make.h"
 
 namespace lamina::test {
 
@@ -15,7 +18,7 @@ Tensor drawn(const Shape& shape, DType dtype, Draw&& draw) {
   return with_float("test", dtype, [&](auto zero) {
     std::vector<decltype(zero)> values(static_cast<size_t>(shape.numel()));
     for (auto& value : values) value = static_cast<decltype(zero)>(draw());
-    return Tensor::from(values, shape);
+    return tensor(values, shape);
   });
 }
 }  // namespace detail
@@ -59,7 +62,7 @@ inline Tensor integers(const Shape& shape, uint64_t seed, int64_t low, int64_t h
   Rng rng = Rng(seed).stream("test integers");
   std::vector<int64_t> values(static_cast<size_t>(shape.numel()));
   for (auto& value : values) value = low + rng.below(high - low);
-  return Tensor::from(values, shape);
+  return tensor(values, shape);
 }
 
 }  // namespace lamina::test

@@ -36,7 +36,7 @@ Run run(Op&& op, const RecurrentCase& of, const RecurrentInputs& inputs, const S
   run.statistics = recurrent_statistics(of, rows, leaves["weight_hh"].size(1), dtype);
   run.result = op(leaves["x"], leaves["h0"], leaves["c0"], leaves.parameters(), setting.options, setting.lengths, run.statistics);
   recurrent_loss(run.result).backward();
-  for (const Tensor& leaf : leaves.tensors) run.gradients.push_back(leaf.grad().defined() ? leaf.grad() : Tensor::zeros(leaf.shape(), dtype));
+  for (const Tensor& leaf : leaves.tensors) run.gradients.push_back(leaf.grad().defined() ? leaf.grad() : zeros(leaf.shape(), dtype));
   return run;
 }
 

@@ -100,7 +100,7 @@ inline RecurrentResult recurrent_oracle(const Tensor& x, const Tensor& h0, const
   const int64_t steps = x.size(0), batch = x.size(1), hidden = p.weight_hh.size(1);
   const auto sequences = static_cast<size_t>(batch);
   if (lengths.empty()) lengths.assign(sequences, steps);
-  const Tensor zeros = Tensor::zeros({1, hidden}, x.dtype());
+  const Tensor zeros = Tensor::zeros({1, hidden}, x.dtype(), x.device());
   std::vector<Tensor> h, c;  // [1, H], by sequence
   for (int64_t n = 0; n < batch; ++n) {
     h.push_back(h0.defined() ? slice(h0, 0, n, n + 1) : zeros);
@@ -135,7 +135,7 @@ inline RecurrentResult recurrent_oracle(const Tensor& x, const Tensor& h0, const
 
   std::vector<Tensor> outputs;
   for (const std::vector<Tensor>& now : y) outputs.push_back(concat(now));
-  return {steps > 0 ? stack(outputs) : Tensor::zeros({0, batch, hidden}, x.dtype()), concat(h),
+  return {steps > 0 ? stack(outputs) : Tensor::zeros({0, batch, hidden}, x.dtype(), x.device()), concat(h),
           options.cell == RecurrentCell::lstm ? concat(c) : Tensor()};
 }
 

@@ -72,8 +72,8 @@ TEST_CASE("weights have plain names, and go there and back", "[train][checkpoint
 TEST_CASE("another architecture is refused by tensor and shape, and nothing changes (F11)", "[train][checkpoint]") {
   const TempDir dir;
   nn::Sequential wide = nn::MLP({.sizes = {16, 64, 3}, .norm = "layer"}), narrow = nn::MLP({.sizes = {16, 32, 3}, .norm = "layer"});
-  wide.init(1);
-  narrow.init(2);
+  test::init(wide, 1);
+  test::init(narrow, 2);
   optim::Adam wide_adam(wide.parameters()), narrow_adam(narrow.parameters());
   train_a_little(narrow, narrow_adam);
   save_checkpoint(dir / "wide", wide, wide_adam);
@@ -86,14 +86,14 @@ TEST_CASE("another architecture is refused by tensor and shape, and nothing chan
 
   // The same tensors, other layers between them.
   nn::Sequential tanh = nn::MLP({.sizes = {16, 32, 3}, .norm = "layer", .activation = "tanh"});
-  tanh.init(2);
+  test::init(tanh, 2);
   optim::Adam tanh_adam(tanh.parameters());
   save_checkpoint(dir / "tanh", tanh, tanh_adam);
   CHECK_THROWS_WITH(load_checkpoint(dir / "tanh", narrow, narrow_adam), contains("another architecture: '2 Tanh' there, '2 ReLU' here"));
 
   // Missing layers, and another optimiser.
   nn::Sequential batch = nn::MLP({.sizes = {16, 32, 3}, .norm = "batch"});
-  batch.init(2);
+  test::init(batch, 2);
   optim::Adam batch_adam(batch.parameters());
   save_checkpoint(dir / "batch", batch, batch_adam);
   CHECK_THROWS_AS(load_checkpoint(dir / "batch", narrow, narrow_adam), InputError);

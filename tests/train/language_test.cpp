@@ -54,7 +54,7 @@ struct Session {
   Session(const fs::path& folder, TrainerOptions options, RecurrentCell cell = RecurrentCell::lstm, const std::string& norm = "layer",
           int64_t streams = 4)
       : model(small_options(cell, norm, vocabulary.size())),
-        adam((model.init(3), model.parameters()), {.lr = 0.01}),
+        adam((test::init(model, 3), model.parameters()), {.lr = 0.01}),
         task(model, vocabulary,
              data::TextBatches(std::make_shared<const std::vector<int32_t>>(vocabulary.encode(text, "")),
                                {.batch_size = streams, .steps = 10, .seed = 5})),
@@ -129,7 +129,7 @@ TEST_CASE("the carried state has no history: nodes and memory stay what they are
   const std::string text = corpus(2000);
   const data::Vocabulary vocabulary = data::Vocabulary::of(text, data::TextUnit::character);
   SequenceModel model(small_options(RecurrentCell::lstm, "layer", vocabulary.size()));
-  model.init(1);
+  test::init(model, 1);
   optim::Adam adam(model.parameters());
   LanguageTask task(model, vocabulary,
                     data::TextBatches(std::make_shared<const std::vector<int32_t>>(vocabulary.encode(text, "")), {.batch_size = 2, .steps = 4}));
@@ -158,7 +158,7 @@ TEST_CASE("the state runs on: two batches in a row are one long one, and an epoc
   const std::string text = corpus(60);
   const data::Vocabulary vocabulary = data::Vocabulary::of(text, data::TextUnit::byte);
   SequenceModel model(small_options(RecurrentCell::gru, "none", vocabulary.size(), 0));
-  model.init(1);
+  test::init(model, 1);
   const auto ids = std::make_shared<const std::vector<int32_t>>(vocabulary.encode(text, ""));
   LanguageTask task(model, vocabulary, data::TextBatches(ids, {.batch_size = 2, .steps = 6}));
   task.seek(0, 0);

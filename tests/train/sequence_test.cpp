@@ -44,7 +44,7 @@ TEST_CASE("padding does not change what a sequence says", "[train][sequences]") 
     options.layers.bidirectional = bidirectional;
     options.layers.layers = 2;
     SequenceModel model(options);
-    model.init(1);
+    test::init(model, 1);
     const data::Sequences set = by_first_sign(12, 3);
     const data::SequenceBatch batch = data::pad(set);
     REQUIRE_FALSE(batch.lengths.empty());
@@ -63,7 +63,7 @@ TEST_CASE("sequences of unequal length are learned, and resume bitwise (F12)", "
     small.state_noise = 0.05;
     small.layers.dropout = 0.1;
     SequenceModel model(small);
-    model.init(1);
+    test::init(model, 1);
     optim::Adam adam(model.parameters(), {.lr = 0.02});
     SequenceTask task(model, source_of(by_first_sign(121, 3), {.batch_size = 20, .shuffle_seed = 2, .drop_single = true}));
     task.add_split("validation", source_of(by_first_sign(101, 4), {.batch_size = 50, .shuffle = false}));
@@ -87,7 +87,7 @@ TEST_CASE("sequences of unequal length are learned, and resume bitwise (F12)", "
 
 TEST_CASE("the adding problem is learned; the mean squared error is that of all sequences", "[train][sequences]") {
   SequenceModel model(small_options(2, 1));
-  model.init(1);
+  test::init(model, 1);
   optim::Adam adam(model.parameters(), {.lr = 0.02});
   const auto get = [](int64_t epoch, int64_t batch) {
     return data::pad(data::adding_problem(32, 8, Rng(1).stream(std::to_string(epoch * 1000 + batch))));
@@ -109,7 +109,7 @@ TEST_CASE("classes of the last steps: the copying problem", "[train][sequences]"
   SequenceModelOptions options = small_options(10, 8);
   options.cell = RecurrentCell::gru;
   SequenceModel model(options);
-  model.init(1);
+  test::init(model, 1);
   const data::SequenceBatch batch = data::pad(data::copy_problem(5, 2, Rng(1)));
   const Tensor y = outputs_of(model, batch);
   REQUIRE(y.shape() == Shape{5, 10, 8});
@@ -145,7 +145,7 @@ TEST_CASE("noise on the first state is there in training alone, another each tim
   SequenceModelOptions options = small_options(1, 2);
   options.state_noise = 0.5;
   SequenceModel model(options);
-  model.init(1);
+  test::init(model, 1);
   const Tensor x = Tensor::zeros({2, 3, 1});
   const Tensor a = model.last(x), b = model.last(x);
   CHECK(test::max_difference(a, b) > 1e-3);

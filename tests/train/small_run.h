@@ -31,7 +31,7 @@ inline data::Dataset small_data(int64_t count, uint64_t seed) {
 
 inline nn::Sequential small_model(const std::string& norm = "batch", double dropout = 0.2) {
   nn::Sequential model = nn::MLP({.sizes = {16, 12, 8, 3}, .norm = norm, .dropout = dropout});
-  model.init(3);
+  init(model, 3);
   return model;
 }
 

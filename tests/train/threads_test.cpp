@@ -19,7 +19,7 @@ struct Trained {
 Trained trained(const std::string& norm, int threads) {
   const Threads guard(threads);
   nn::Sequential model = nn::MLP({.sizes = {784, 256, 10}, .norm = norm, .dropout = 0.2});
-  model.init(3);
+  test::init(model, 3);
   optim::Adam adam(model.parameters());
   const Tensor x = uniform({96, 784}, 1, 0, 1), labels = integers({96}, 2, 0, 10);
   Trained result;

@@ -178,7 +178,7 @@ TEST_CASE("the first layer that is not finite is named", "[train][trainer]") {
   Classification task(model, batches);
   task.seek(0, 0);
   const auto with = [&](const char* path, float value) {
-    model.init(1);
+    test::init(model, 1);
     for (auto& [name, parameter] : model.named_parameters())
       if (name == path) parameter->set(Tensor::full(parameter->shape(), value));
     return first_non_finite(task);
@@ -191,7 +191,7 @@ TEST_CASE("the first layer that is not finite is named", "[train][trainer]") {
     CHECK(test::norm_of(buffer->tensor()) == (path.ends_with("var") ? std::sqrt(static_cast<double>(buffer->tensor().numel())) : 0));
 
   nn::Sequential plain(nn::Linear(16, 3), nn::Function("Log", [](const Tensor& x) { return log(x * 0.0); }));
-  plain.init(1);
+  test::init(plain, 1);
   Classification logs(plain, batches);
   logs.seek(0, 0);
   CHECK_THAT(first_non_finite(logs), contains("op log after layer 0 (Linear(16 -> 3)"));
@@ -201,7 +201,7 @@ TEST_CASE("the first layer that is not finite is named", "[train][trainer]") {
   bad.images.mutable_data<float>()[5] = NAN;
   data::Loader bad_batches(bad, {.batch_size = 8});
   Classification of_nan(model, bad_batches);
-  model.init(1);
+  test::init(model, 1);
   of_nan.seek(0, 0);
   CHECK_THAT(first_non_finite(of_nan), contains("the batch, as an input of op linear"));
 }
