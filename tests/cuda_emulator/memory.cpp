@@ -52,6 +52,11 @@ void clear_reads(Element& e) {
   e.reader = 0;
 }
 
+std::string not_ordered(const char* verb, const Stamp& other) {
+  return fmt::format("the {} by thread {} of {} are not ordered; this thread is at {}", verb, int{other.thread}, describe_phase(other.phase),
+                     describe_phase(now.phase));
+}
+
 }  // namespace
 
 Memory::Memory(Kind kind, const char* what, int64_t number, uintptr_t address, size_t size, int device)
@@ -100,9 +105,11 @@ void Memory::make_granule(size_t offset, size_t bytes) {
   mask_ = (size_t{1} << shift_) - 1;
 }
 
+// The shortest way to the elements of an access; it is the heart of every load and store.
 template <class F>
-void Memory::each(size_t offset, size_t bytes, F&& f) {
-  if (((offset | bytes) & mask_) != 0) make_granule(offset, bytes);
+[[gnu::always_inline]] inline void Memory::each(size_t offset, size_t bytes, size_t unit, F&& f) {
+  if (((offset | unit) & mask_) != 0) [[unlikely]]
+    make_granule(offset, unit);
   Element* e = begin(offset);
   Element* const last = e + (bytes >> shift_);
   do {
@@ -111,46 +118,45 @@ void Memory::each(size_t offset, size_t bytes, F&& f) {
   } while (++e != last);
 }
 
-void Memory::read(size_t offset, size_t bytes) {
-  each(offset, bytes, [&](Element& e) {
-    const bool new_phase = e.read_phase < now.launch_start || (e.read_phase >= now.block_start && e.read_phase < now.phase);
-    const bool again = e.reader == now.thread && e.read_phase == now.phase;
-    if (e.write_phase == 0 || !writes_are_past(e) || !(again || (new_phase && !e.by(Element::several_blocks))))
-      return read_element(e, offset / bytes, bytes);
-    if (again && e.read_lanes != bit(now.thread % lanes)) return read_element(e, offset / bytes, bytes);
-    e.read_lanes = bit(now.thread % lanes);
+void Memory::read(size_t offset, size_t bytes, size_t unit) {
+  each(offset, bytes, unit, [&](Element& e) {
+    const uint32_t me = bit(now.thread % lanes);
+    const bool again = e.reader == now.thread && e.read_phase == now.phase && e.read_lanes == me;
+    const bool new_phase =
+        e.read_phase < now.launch_start || (e.read_phase >= now.block_start && e.read_phase < now.phase && !e.by(Element::several_blocks));
+    if (e.write_phase == 0 || !writes_are_past(e) || !(new_phase || again)) return read_element(e, unit);
+    e.read_lanes = me;
     stamp_read(e, 0);
   });
 }
 
-void Memory::write(size_t offset, size_t bytes) {
-  each(offset, bytes, [&](Element& e) {
-    if (!writes_are_past(e) || !reads_are_past(e)) return write_element(e, offset / bytes, bytes);
+void Memory::write(size_t offset, size_t bytes, size_t unit) {
+  each(offset, bytes, unit, [&](Element& e) {
+    if (!writes_are_past(e) || !reads_are_past(e)) return write_element(e, unit);
     clear_reads(e);
     stamp_write(e);
   });
 }
 
 void Memory::atomic(size_t offset, size_t bytes) {
-  each(offset, bytes, [&](Element& e) { atomic_element(e, offset / bytes, bytes); });
+  each(offset, bytes, bytes, [&](Element& e) { atomic_element(e, bytes); });
 }
 
-void Memory::race(const char* verb, size_t index, size_t bytes, const char* other_verb, const Stamp& other) {
-  const int x = other.thread;
-  violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and the {} by thread {} of {} are not ordered; this thread is at {}",
-                        index, bytes, name(), verb, other_verb, x, describe_phase(other.phase), describe_phase(now.phase)));
+void Memory::race(const Element& e, size_t unit, const char* verb, const char* other) {
+  violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and {}", index_of(e, unit), unit, name(), verb, other));
 }
 
-void Memory::check_writers(const Element& e, size_t index, size_t bytes, const char* verb) {
-  if (!ordered(e.write())) race(verb, index, bytes, "write", e.write());
+void Memory::check_writers(const Element& e, size_t unit, const char* verb) {
+  if (!ordered(e.write())) race(e, unit, verb, not_ordered("write", e.write()).c_str());
   const bool atomics_unordered =
       (e.was(Element::atomic_threads) && e.write_phase == now.phase) || (e.was(Element::atomic_blocks) && e.write_phase >= now.launch_start);
-  if (atomics_unordered) violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and atomic writes", index, bytes, name(), verb));
+  if (atomics_unordered) race(e, unit, verb, "atomic writes");
 }
 
-void Memory::read_element(Element& e, size_t index, size_t bytes) {
-  if (e.write_phase == 0) violation(fmt::format("read of element {} ({} bytes each) of {}, which was never written", index, bytes, name()));
-  check_writers(e, index, bytes, "read");
+void Memory::read_element(Element& e, size_t unit) {
+  if (e.write_phase == 0)
+    violation(fmt::format("read of element {} ({} bytes each) of {}, which was never written", index_of(e, unit), unit, name()));
+  check_writers(e, unit, "read");
   const uint32_t me = bit(now.thread % lanes);
   int flags = e.reader & ~Element::thread_bits;
   if (e.read_phase != now.phase) {
@@ -170,32 +176,31 @@ void Memory::read_element(Element& e, size_t index, size_t bytes) {
   stamp_read(e, flags);
 }
 
-void Memory::check_readers(const Element& e, size_t index, size_t bytes, const char* verb) {
+void Memory::check_readers(const Element& e, size_t unit, const char* verb) {
   if (e.read_phase < now.launch_start) return;
-  if (in_other_block(e.read())) race(verb, index, bytes, "read", e.read());
-  if (e.by(Element::several_blocks))
-    violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and a read by another block", index, bytes, name(), verb));
+  if (in_other_block(e.read())) race(e, unit, verb, not_ordered("read", e.read()).c_str());
+  if (e.by(Element::several_blocks)) race(e, unit, verb, "a read by another block");
   if (e.read_phase != now.phase) return;
-  if (e.read_thread() / lanes != now.thread / lanes) race(verb, index, bytes, "read", e.read());
-  if (e.by(Element::several_warps))
-    violation(fmt::format("race on element {} ({} bytes each) of {}: this {} and a read by another warp", index, bytes, name(), verb));
+  if (e.read_thread() / lanes != now.thread / lanes) race(e, unit, verb, not_ordered("read", e.read()).c_str());
+  if (e.by(Element::several_warps)) race(e, unit, verb, "a read by another warp");
   for (int lane = 0; lane < lanes; ++lane) {
     if ((e.read_lanes & bit(lane)) == 0 || lane == now.thread % lanes || lane_ordered(lane, e.read_time)) continue;
-    race(verb, index, bytes, "read", {e.read_phase, e.read_time, static_cast<uint16_t>(e.read_thread() / lanes * lanes + lane)});
+    race(e, unit, verb, not_ordered("read", {e.read_phase, e.read_time, static_cast<uint16_t>(e.read_thread() / lanes * lanes + lane)}).c_str());
   }
 }
 
-void Memory::write_element(Element& e, size_t index, size_t bytes) {
-  check_writers(e, index, bytes, "write");
-  check_readers(e, index, bytes, "write");
+void Memory::write_element(Element& e, size_t unit) {
+  check_writers(e, unit, "write");
+  check_readers(e, unit, "write");
   clear_reads(e);
   stamp_write(e);
 }
 
-void Memory::atomic_element(Element& e, size_t index, size_t bytes) {
-  if (e.write_phase == 0) violation(fmt::format("atomic access of element {} ({} bytes each) of {}, which was never written", index, bytes, name()));
-  if (!e.was(Element::atomic_write)) check_writers(e, index, bytes, "atomic access");
-  check_readers(e, index, bytes, "atomic access");
+void Memory::atomic_element(Element& e, size_t unit) {
+  if (e.write_phase == 0)
+    violation(fmt::format("atomic access of element {} ({} bytes each) of {}, which was never written", index_of(e, unit), unit, name()));
+  if (!e.was(Element::atomic_write)) check_writers(e, unit, "atomic access");
+  check_readers(e, unit, "atomic access");
   const bool same_launch = e.was(Element::atomic_write) && e.write_phase >= now.launch_start;
   const bool blocks = same_launch && (e.was(Element::atomic_blocks) || in_other_block(e.write()));
   const bool threads = same_launch && e.write_phase == now.phase && (e.was(Element::atomic_threads) || !ordered(e.write()));
@@ -243,12 +248,12 @@ void Memory::copy_shadow(size_t offset, Memory& from, size_t from_offset, size_t
 
 const unsigned char* checked_read(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment) {
   if (!fits(memory, offset, begin, end, bytes, alignment)) check_access(memory, offset, begin, end, "read", bytes, bytes, alignment);
-  memory->read(static_cast<size_t>(offset), bytes);
+  memory->read(static_cast<size_t>(offset), bytes, bytes);
   return memory->data() + offset;
 }
 unsigned char* checked_write(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment) {
   if (!fits(memory, offset, begin, end, bytes, alignment)) check_access(memory, offset, begin, end, "write", bytes, bytes, alignment);
-  memory->write(static_cast<size_t>(offset), bytes);
+  memory->write(static_cast<size_t>(offset), bytes, bytes);
   return memory->data() + offset;
 }
 unsigned char* checked_atomic(Memory* memory, std::ptrdiff_t offset, std::ptrdiff_t begin, std::ptrdiff_t end, size_t bytes, size_t alignment) {

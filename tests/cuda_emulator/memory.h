@@ -68,9 +68,9 @@ class Memory {
   /// `number` is for its name.
   Memory(Kind kind, const char* what, int64_t number, uintptr_t address, size_t size, int device = 0);
 
-  /// A thread's access to [offset, offset + bytes), which lies inside.
-  void read(size_t offset, size_t bytes);
-  void write(size_t offset, size_t bytes);
+  /// A thread's access to [offset, offset + bytes), which lies inside: one or more things of `unit` bytes.
+  void read(size_t offset, size_t bytes, size_t unit);
+  void write(size_t offset, size_t bytes, size_t unit);
   void atomic(size_t offset, size_t bytes);
 
   /// The host's copies and fills.
@@ -97,16 +97,17 @@ class Memory {
 
  private:
   template <class F>
-  void each(size_t offset, size_t bytes, F&& f);
-  void read_element(Element& element, size_t index, size_t bytes);
-  void write_element(Element& element, size_t index, size_t bytes);
-  void atomic_element(Element& element, size_t index, size_t bytes);
-  void check_readers(const Element& element, size_t index, size_t bytes, const char* verb);
-  void check_writers(const Element& element, size_t index, size_t bytes, const char* verb);
+  void each(size_t offset, size_t bytes, size_t unit, F&& f);
+  void read_element(Element& element, size_t unit);
+  void write_element(Element& element, size_t unit);
+  void atomic_element(Element& element, size_t unit);
+  size_t index_of(const Element& element, size_t unit) const { return (static_cast<size_t>(&element - elements_.data()) << shift_) / unit; }
+  void check_readers(const Element& element, size_t unit, const char* verb);
+  void check_writers(const Element& element, size_t unit, const char* verb);
   void make_granule(size_t offset, size_t bytes);
   Element* begin(size_t offset) { return elements_.data() + (offset >> shift_); }
   Element* end(size_t offset) { return elements_.data() + ((offset + (size_t{1} << shift_) - 1) >> shift_); }
-  [[noreturn]] void race(const char* verb, size_t index, size_t bytes, const char* other_verb, const Stamp& other);
+  [[noreturn]] void race(const Element& element, size_t unit, const char* verb, const char* other);
 
   Kind kind_;
   const char* what_;

@@ -75,6 +75,18 @@ class Pointer {
     static_assert(!std::is_const_v<T>);
     std::memcpy(checked_write(memory_, offset_, begin_, end_, sizeof(T), alignof(T)), &value, sizeof(T));
   }
+  /// n elements at once, aligned as a whole; `verb` is for the text.
+  void load_all(Value* to, size_t n, const char* verb) const {
+    check(verb, n * sizeof(T), n * sizeof(T));
+    memory_->read(static_cast<size_t>(offset_), n * sizeof(T), sizeof(T));
+    std::memcpy(to, memory_->data() + offset_, n * sizeof(T));
+  }
+  void store_all(const Value* from, size_t n, const char* verb) const {
+    static_assert(!std::is_const_v<T>);
+    check(verb, n * sizeof(T), n * sizeof(T));
+    memory_->write(static_cast<size_t>(offset_), n * sizeof(T), sizeof(T));
+    std::memcpy(memory_->data() + offset_, from, n * sizeof(T));
+  }
   /// Replaces the value by f(value) at once, and returns the old one.
   template <class F>
   Value atomic(F&& f) const {

@@ -62,6 +62,13 @@ __global__ void warp_reverse(dptr<int> out, int sync) {
   if (sync == 3) __shfl_sync(all_lanes, lane, 0);  // orders no memory
   out[lane] = all[31 - lane];
 }
+__global__ void store_one_pack(dptr<float> out) {
+  Pack<float> pack = {{1, 2, 3, 4}};
+  if (threadIdx.x == 0)
+    out[2] = 5;
+  else
+    store_pack<float>(out, pack);
+}
 __global__ void copy_pack(dptr<const float> in, dptr<float> out) { store_pack<float>(out, load_pack<float>(in)); }
 
 }  // namespace
@@ -170,4 +177,12 @@ TEST_CASE("emulator: 16-byte accesses must be aligned and inside") {
   CHECK(out.host() == std::vector<float>{1, 2, 3, 4});
   CHECK_THAT(error_of([&] { start(copy_pack, 1, 1, 0, in.data() + 1, out.data()); }), contains("16-byte read") && contains("not aligned to 16"));
   CHECK_THAT(error_of([&] { start(copy_pack, 1, 1, 0, in.data() + 4, out.data()); }), contains("16-byte read out of bounds"));
+  const DeviceArray<float> partly(8);
+  start(write_at, 1, 1, 0, partly.data(), 4, 1.0F);
+  start(write_at, 1, 1, 0, partly.data(), 5, 1.0F);
+  CHECK_THAT(error_of([&] { start(copy_pack, 1, 1, 0, partly.data() + 4, out.data()); }), contains("read of element 6 (4 bytes each)"));
+  for (const uint64_t seed : {0, 1, 2, 3}) {
+    const Seed order(seed);
+    CHECK_THAT(error_of([&] { start(store_one_pack, 1, 2, 0, out.data()); }), contains("race on element 2 (4 bytes each)"));
+  }
 }

@@ -21,6 +21,8 @@ int source_lane(const WarpCall& call, int lane) {
   }
 }
 
+}  // namespace
+
 uint32_t ballot(const std::array<const WarpCall*, lanes>& calls) {
   uint32_t votes = 0;
   for (int lane = 0; lane < lanes; ++lane)
@@ -28,15 +30,13 @@ uint32_t ballot(const std::array<const WarpCall*, lanes>& calls) {
   return votes;
 }
 
-}  // namespace
-
-uint64_t warp_result(const std::array<const WarpCall*, lanes>& calls, int lane) {
+uint64_t warp_result(const std::array<const WarpCall*, lanes>& calls, uint32_t votes, int lane) {
   const WarpCall& call = *calls[static_cast<size_t>(lane)];
   switch (call.kind) {
     case WarpKind::sync: return 0;
-    case WarpKind::ballot: return ballot(calls);
-    case WarpKind::any: return ballot(calls) != 0 ? 1 : 0;
-    case WarpKind::all: return ballot(calls) == call.mask ? 1 : 0;
+    case WarpKind::ballot: return votes;
+    case WarpKind::any: return votes != 0 ? 1 : 0;
+    case WarpKind::all: return votes == call.mask ? 1 : 0;
     default: break;
   }
   if (call.width <= 0 || call.width > lanes || (call.width & (call.width - 1)) != 0)

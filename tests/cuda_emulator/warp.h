@@ -8,8 +8,11 @@
 
 namespace cuda_emulator {
 
-/// calls[lane] is null for lanes outside the mask. What `lane` gets; throws where CUDA leaves it undefined.
-uint64_t warp_result(const std::array<const WarpCall*, lanes>& calls, int lane);
+/// The lanes that voted yes; calls[lane] is null for lanes outside the mask.
+uint32_t ballot(const std::array<const WarpCall*, lanes>& calls);
+
+/// What `lane` gets, `votes` being the ballot; throws where CUDA leaves it undefined.
+uint64_t warp_result(const std::array<const WarpCall*, lanes>& calls, uint32_t votes, int lane);
 
 /// __syncwarp: the lanes of the mask are ordered after all that any of them is ordered after.
 void synchronise(WarpClocks& clocks, uint32_t mask);

@@ -138,15 +138,13 @@ dptr<T> shared(int64_t n, int64_t from = 0) {
 
 template <class T>
 Pack<T> load_pack(std::type_identity_t<dptr<const T>> p) {
-  p.check("16-byte read", sizeof(Pack<T>), alignof(Pack<T>));
   Pack<T> values;
-  for (int i = 0; i < Pack<T>::size; ++i) values.at[i] = p[i];
+  p.load_all(values.at, Pack<T>::size, "16-byte read");
   return values;
 }
 template <class T>
 void store_pack(std::type_identity_t<dptr<T>> p, const Pack<T>& values) {
-  p.check("16-byte write", sizeof(Pack<T>), alignof(Pack<T>));
-  for (int i = 0; i < Pack<T>::size; ++i) p[i] = values.at[i];
+  p.store_all(values.at, Pack<T>::size, "16-byte write");
 }
 
 #endif
