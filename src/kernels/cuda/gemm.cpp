@@ -55,7 +55,7 @@ class Blas {
     int major = 0;
     check(op, cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, current_device()), "cudaDeviceGetAttribute");
     const size_t bytes = (major >= 9 ? 32 : 4) << 20;  // what NVIDIA recommends
-    check(op, cudaMalloc(&workspace_, bytes), "cudaMalloc");
+    if (!workspace_) check(op, cudaMalloc(&workspace_, bytes), "cudaMalloc");
     cublasHandle_t made = nullptr;
     check(op, cublasCreate(&made), "cublasCreate");
     check(op, cublasSetStream(made, stream()), "cublasSetStream");  // takes the workspace away, so it comes first
