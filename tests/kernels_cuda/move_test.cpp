@@ -90,9 +90,9 @@ TEST_CASE("cuda move: copies between host and device in all directions, at once 
     std::fill(source.begin(), source.end(), uint8_t{255});  // the copy has taken what it needs
     cuda().copy(n, first.data(), second.data());
     cuda().copy(n, second.data(), back.data());
-    CHECK(back == kept);
+    CHECK((back == kept));
     cuda().copy(n, kept.data(), source.data());
-    CHECK(source == kept);
+    CHECK((source == kept));
   }
 }
 
@@ -178,7 +178,7 @@ TEST_CASE("cuda move: more tiles than the second axis of a grid has blocks (H02)
   std::vector<uint8_t> expected(source.size());
   cpu().strided_copy(1, space, source.data(), expected.data());
   cuda().strided_copy(1, space, on_device.data(), target.data());
-  CHECK(target.host() == expected);
+  CHECK((target.host() == expected));
 }
 
 TEST_CASE("cuda move: copy_2d at all alignments") {
