@@ -20,7 +20,7 @@ namespace {
 // Some steps, so that moments and statistics are no longer what they start as.
 void train_a_little(nn::Sequential& model, optim::Optimizer& optimizer) {
   data::Loader batches(test::small_data(40, 8), {.batch_size = 8});
-  Classification task(model, batches);
+  Classification task(model, batches, {.device = test::device()});
   Trainer(task, optimizer, {.epochs = 1}).fit();
 }
 
@@ -176,12 +176,12 @@ TEST_CASE("PyTorch's weights load under its names", "[train][checkpoint]") {
   io::Safetensors file;
   for (const auto& [name, tensor] : golden.below("after.")) file.tensors.emplace_back(name, tensor);
   io::write_safetensors(dir / "w", file, {.checksum = false});
-  nn::Sequential model = nn::MLP({.sizes = {10, 16, 12, 4}, .norm = "batch"});
+  nn::Sequential model = test::on_device(nn::MLP({.sizes = {10, 16, 12, 4}, .norm = "batch"}));
   load_weights(dir / "w", model);
   model.cast(DType::f64);
   load_weights(dir / "w", model);
   model.eval();
-  const Tensor first = Tensor::from(std::vector<double>(golden("x").data<double>(), golden("x").data<double>() + 90), {9, 10});
+  const Tensor first = slice(reshape(golden("x"), {-1, 10}), 0, 0, 9);
   test::check_close(model(first).detach(), golden("eval_logits"), 1e-9);  // f64 on both sides; products summed in another order
 }
 
@@ -194,7 +194,7 @@ TEST_CASE("what lamina saves has PyTorch's names, shapes, types and values", "[t
     io::Safetensors file;
     for (const auto& [name, tensor] : torch) file.tensors.emplace_back(name, tensor);
     io::write_safetensors(dir / "torch", file);
-    nn::Sequential model = nn::MLP({.sizes = {10, 16, 12, 4}, .norm = norm});
+    nn::Sequential model = test::on_device(nn::MLP({.sizes = {10, 16, 12, 4}, .norm = norm}));
     model.cast(DType::f64);
     load_weights(dir / "torch", model);
     save_weights(dir / "lamina", model);
@@ -214,7 +214,7 @@ TEST_CASE("training goes on where PyTorch stopped, and PyTorch could go on where
   io::Safetensors torch;  // as scripts/pytorch_checkpoint.py writes it
   for (const auto& [name, tensor] : golden.below("half.")) torch.tensors.emplace_back(name, tensor);
   io::write_safetensors(dir / "torch", torch, {.checksum = false});
-  nn::Sequential model = nn::MLP({.sizes = {10, 16, 12, 4}, .norm = "layer"});
+  nn::Sequential model = test::on_device(nn::MLP({.sizes = {10, 16, 12, 4}, .norm = "layer"}));
   model.cast(DType::f64);
   optim::Adam adam(model.parameters(), {.lr = 0.01, .weight_decay = 0.02});
   load_weights(dir / "torch", model, &adam);

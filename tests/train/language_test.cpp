@@ -57,7 +57,8 @@ struct Session {
         adam((test::init(model, 3), model.parameters()), {.lr = 0.01}),
         task(model, vocabulary,
              data::TextBatches(std::make_shared<const std::vector<int32_t>>(vocabulary.encode(text, "")),
-                               {.batch_size = streams, .steps = 10, .seed = 5})),
+                               {.batch_size = streams, .steps = 10, .seed = 5}),
+             test::device()),
         log(folder, {.app = "test", .config = {{"norm", norm}}, .seed = 5}) {
     options.schedule = optim::Schedule::parse("warmup=3,cosine:200");
     options.folder = folder;
@@ -132,7 +133,8 @@ TEST_CASE("the carried state has no history: nodes and memory stay what they are
   test::init(model, 1);
   optim::Adam adam(model.parameters());
   LanguageTask task(model, vocabulary,
-                    data::TextBatches(std::make_shared<const std::vector<int32_t>>(vocabulary.encode(text, "")), {.batch_size = 2, .steps = 4}));
+                    data::TextBatches(std::make_shared<const std::vector<int32_t>>(vocabulary.encode(text, "")), {.batch_size = 2, .steps = 4}),
+                    test::device());
   task.seek(0, 0);
   std::vector<int64_t> nodes, bytes;
   for (int64_t i = 0; i < 900; ++i) {
@@ -143,7 +145,7 @@ TEST_CASE("the carried state has no history: nodes and memory stay what they are
     loss = {};
     task.next();
     nodes.push_back(autograd::live_nodes());
-    bytes.push_back(memory_stats().current_bytes);
+    bytes.push_back(memory_stats(test::device()).current_bytes);
   }
   CHECK(nodes[50] == nodes[899]);
   CHECK(bytes[50] == bytes[899]);
@@ -160,7 +162,7 @@ TEST_CASE("the state runs on: two batches in a row are one long one, and an epoc
   SequenceModel model(small_options(RecurrentCell::gru, "none", vocabulary.size(), 0));
   test::init(model, 1);
   const auto ids = std::make_shared<const std::vector<int32_t>>(vocabulary.encode(text, ""));
-  LanguageTask task(model, vocabulary, data::TextBatches(ids, {.batch_size = 2, .steps = 6}));
+  LanguageTask task(model, vocabulary, data::TextBatches(ids, {.batch_size = 2, .steps = 6}), test::device());
   task.seek(0, 0);
   const double first = task.loss().value.item();
   CHECK(task.loss().value.item() == first);  // the same when called again
@@ -170,24 +172,24 @@ TEST_CASE("the state runs on: two batches in a row are one long one, and an epoc
   const data::TextBatch a = batches.batch(0, 0), b = batches.batch(0, 1);
   nn::RecurrentState state;
   const NoGrad guard;
-  const double whole = cross_entropy(model.steps(concat({a.x, b.x}), state), concat({a.y, b.y})).item();
+  const double whole = cross_entropy(model.steps(test::on_device(concat({a.x, b.x})), state), test::on_device(concat({a.y, b.y}))).item();
   CHECK(std::abs(whole - (first + second) / 2) < test::f32_sum);
   task.seek(0, 0);
   CHECK(task.loss().value.item() == first);
 
   // Evaluation sees every target once, in streams that begin with zeros.
   const auto few = std::vector<int32_t>(ids->begin(), ids->begin() + 24);  // 23 targets: streams of 12 and 11
-  const Scores scores = evaluate_text(model, few, 2, 5);
+  const Scores scores = evaluate_text(model, few, 2, 5, test::device());
   CHECK(scores.count == 23);
   double sum = 0;
   for (const auto& [begin, end] : {std::pair{0, 12}, {12, 23}}) {
     nn::RecurrentState from_zero;
     const std::vector<int64_t> x(few.begin() + begin, few.begin() + end), y(few.begin() + begin + 1, few.begin() + end + 1);
     const auto count = static_cast<int64_t>(x.size());
-    sum += cross_entropy(model.steps(Tensor::from(x, {count, 1}), from_zero), Tensor::from(y, {count, 1}), {.reduction = Reduction::sum}).item();
+    sum += cross_entropy(model.steps(test::tensor(x, {count, 1}), from_zero), test::tensor(y, {count, 1}), {.reduction = Reduction::sum}).item();
   }
   CHECK(std::abs(scores["nll"] - sum / 23) < test::f32_sum);
-  CHECK(evaluate_text(model, few, 100, 50).count == 23);  // one stream
+  CHECK(evaluate_text(model, few, 100, 50, test::device()).count == 23);  // one stream
 }
 
 TEST_CASE("what belongs to another text, model or run is refused", "[train][language]") {

@@ -52,7 +52,7 @@ TEST_CASE("evaluation counts every example, whatever the batches", "[train][metr
   const Classifier classifier(model);
   data::Loader whole(dataset, {.batch_size = 101, .shuffle = false}),
       parts(dataset, {.batch_size = 100, .shuffle = false});  // G01: a last batch of one
-  const Evaluation a = evaluate(classifier, whole), b = evaluate(classifier, parts);
+  const Evaluation a = evaluate(classifier, whole, test::device()), b = evaluate(classifier, parts, test::device());
   CHECK(a.count == 101);
   CHECK(b.count == 101);
   CHECK(a.error == b.error);
@@ -64,8 +64,8 @@ TEST_CASE("evaluation counts every example, whatever the batches", "[train][metr
   data::Loader again(dataset, {.batch_size = 101, .shuffle = false});
   const auto batch = again.begin();
   const NoGrad guard;
-  const Tensor logits = model(batch->images);
-  CHECK(std::abs(cross_entropy(logits, batch->labels).item() - a.nll) < test::f32_sum);
+  const Tensor logits = model(test::on_device(batch->images));
+  CHECK(std::abs(cross_entropy(logits, test::on_device(batch->labels)).item() - a.nll) < test::f32_sum);
   const auto values = logits.to_vector<float>();
   const auto labels = batch->labels.to_vector<int64_t>();
   int wrong = 0;
@@ -78,9 +78,9 @@ TEST_CASE("evaluation counts every example, whatever the batches", "[train][metr
 
 TEST_CASE("a NaN logit makes error and NLL NaN instead of a lucky guess", "[train][metrics]") {
   nn::Sequential model = test::small_model("none", 0);
-  model.parameters().back()->set(Tensor::full({3}, nan_value));
+  model.parameters().back()->set(test::full({3}, nan_value));
   data::Loader batches(test::small_data(10, 4), {.batch_size = 4, .shuffle = false});
-  const Evaluation result = evaluate(Classifier(model), batches);
+  const Evaluation result = evaluate(Classifier(model), batches, test::device());
   CHECK(std::isnan(result.nll));
   CHECK(std::isnan(result.error));
   CHECK(result.count == 10);

@@ -48,9 +48,9 @@ TEST_CASE("padding does not change what a sequence says", "[train][sequences]") 
     const data::Sequences set = by_first_sign(12, 3);
     const data::SequenceBatch batch = data::pad(set);
     REQUIRE_FALSE(batch.lengths.empty());
-    const Tensor together = outputs_of(model, batch);
+    const Tensor together = outputs_of(model, batch, test::device());
     for (int64_t i = 0; i < 12; ++i) {
-      const Tensor alone = outputs_of(model, data::pad(set, std::vector<int64_t>{i}));
+      const Tensor alone = outputs_of(model, data::pad(set, std::vector<int64_t>{i}), test::device());
       CHECK(test::max_difference(slice(together, 0, i, i + 1), alone) < 1e-6);  // products of other shapes round otherwise
     }
   }
@@ -65,7 +65,7 @@ TEST_CASE("sequences of unequal length are learned, and resume bitwise (F12)", "
     SequenceModel model(small);
     test::init(model, 1);
     optim::Adam adam(model.parameters(), {.lr = 0.02});
-    SequenceTask task(model, source_of(by_first_sign(121, 3), {.batch_size = 20, .shuffle_seed = 2, .drop_single = true}));
+    SequenceTask task(model, source_of(by_first_sign(121, 3), {.batch_size = 20, .shuffle_seed = 2, .drop_single = true}), test::device());
     task.add_split("validation", source_of(by_first_sign(101, 4), {.batch_size = 50, .shuffle = false}));
     options.folder = dir / name;
     std::filesystem::create_directories(options.folder);
@@ -92,12 +92,12 @@ TEST_CASE("the adding problem is learned; the mean squared error is that of all 
   const auto get = [](int64_t epoch, int64_t batch) {
     return data::pad(data::adding_problem(32, 8, Rng(1).stream(std::to_string(epoch * 1000 + batch))));
   };
-  SequenceTask task(model, {.batches = 50, .get = get});
+  SequenceTask task(model, {.batches = 50, .get = get}, test::device());
   task.add_split("validation", source_of(data::adding_problem(101, 8, Rng(2)), {.batch_size = 30, .shuffle = false}));
   CHECK(task.loss_name() == "mse");
   CHECK(task.scores() == std::vector<std::string>{"mse"});
   const data::SequenceBatch all = data::pad(data::adding_problem(101, 8, Rng(2)));
-  const double before = mse_loss(outputs_of(model, all), all.targets).item();
+  const double before = mse_loss(outputs_of(model, all, test::device()), test::on_device(all.targets)).item();
   CHECK(std::abs(task.evaluate(0)["mse"] - before) < 1e-5 * before);
   Trainer trainer(task, adam, {.epochs = 12, .clip_norm = 1});
   trainer.fit();
@@ -111,12 +111,12 @@ TEST_CASE("classes of the last steps: the copying problem", "[train][sequences]"
   SequenceModel model(options);
   test::init(model, 1);
   const data::SequenceBatch batch = data::pad(data::copy_problem(5, 2, Rng(1)));
-  const Tensor y = outputs_of(model, batch);
+  const Tensor y = outputs_of(model, batch, test::device());
   REQUIRE(y.shape() == Shape{5, 10, 8});
   nn::RecurrentState state;
-  const Tensor steps = model.steps(batch.x, state);  // [22, 5, 8]
+  const Tensor steps = model.steps(test::on_device(batch.x), state);  // [22, 5, 8]
   CHECK(test::max_difference(y, transpose(slice(steps, 0, 12), 0, 1)) == 0);
-  SequenceTask task(model, {.batches = 1, .get = [&](int64_t, int64_t) { return batch; }});
+  SequenceTask task(model, {.batches = 1, .get = [&](int64_t, int64_t) { return batch; }}, test::device());
   task.seek(0, 0);
   CHECK(std::abs(task.loss().value.item() - std::log(8.0)) < 0.2);  // near guessing
   CHECK(task.loss().items == 5);
@@ -146,7 +146,7 @@ TEST_CASE("noise on the first state is there in training alone, another each tim
   options.state_noise = 0.5;
   SequenceModel model(options);
   test::init(model, 1);
-  const Tensor x = Tensor::zeros({2, 3, 1});
+  const Tensor x = test::zeros({2, 3, 1});
   const Tensor a = model.last(x), b = model.last(x);
   CHECK(test::max_difference(a, b) > 1e-3);
   CHECK(test::max_difference(slice(a, 0, 0, 1), slice(a, 0, 1, 2)) > 1e-3);  // of each sequence

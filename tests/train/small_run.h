@@ -48,7 +48,7 @@ struct Session {
       : model(small_model(norm)),
         adam(model.parameters(), {.lr = 0.01}),
         batches(small_data(53, 1), {.batch_size = 8, .shuffle_seed = 5}),  // 53 = 6 * 8 + 5: a smaller last batch
-        task(model, batches),
+        task(model, batches, {.device = device()}),
         log(folder, {.app = "test", .config = {{"norm", norm}, {"epochs", options.epochs}}, .may_change = {"epochs"}, .seed = 5}) {
     options.schedule = optim::Schedule::parse("warmup=3,cosine:200");
     options.folder = folder;

@@ -1,4 +1,5 @@
-// Training with several thread counts. BLAS products may cut their sums elsewhere; everything else has the same bits.
+// Training with several thread counts. BLAS products may cut their sums elsewhere; everything else has the same bits. [cpu]: a GPU has no
+// thread count.
 
 #include <lamina/ops/loss.h>
 
@@ -36,7 +37,7 @@ Trained trained(const std::string& norm, int threads) {
 
 }  // namespace
 
-TEST_CASE("one thread count repeats to the bit, several agree to rounding, dropout included (G09)", "[train][threads]") {
+TEST_CASE("one thread count repeats to the bit, several agree to rounding, dropout included (G09)", "[train][threads][cpu]") {
   for (const char* norm : {"none", "layer", "batch"}) {
     const Trained one = trained(norm, 1);
     CHECK(one.losses.back() < one.losses.front());

@@ -103,7 +103,7 @@ TEST_CASE("a checkpoint of other batches or splits is refused, and another threa
   optim::Adam adam(model.parameters());
   const auto resume = [&](const data::Dataset& dataset, data::LoaderOptions options, bool splits = true) {
     data::Loader batches(dataset, options);
-    Classification task(model, batches);
+    Classification task(model, batches, {.device = test::device()});
     if (splits) task.add_split("validation", small_data(21, 2));
     if (splits) task.add_split("test", small_data(30, 3));
     Trainer trainer(task, adam);
@@ -134,7 +134,7 @@ TEST_CASE("a last batch of one is left out, whatever the norm; smaller ones are 
     nn::Sequential model = small_model(norm);
     optim::Adam adam(model.parameters());
     data::Loader batches(small_data(101, 1), {.batch_size = 10});
-    Classification task(model, batches);
+    Classification task(model, batches, {.device = test::device()});
     task.add_split("test", small_data(101, 1));
     Trainer trainer(task, adam, {.epochs = 2});
     CHECK(trainer.fit() == Outcome::finished);
@@ -151,7 +151,7 @@ TEST_CASE("a loss that is not finite stops with step, layer and advice; the disk
     nn::Sequential model = small_model(norm, 0);
     optim::SGD sgd(model.parameters(), {.lr = 1e30});
     data::Loader batches(small_data(40, 1), {.batch_size = 8});
-    Classification task(model, batches);
+    Classification task(model, batches, {.device = test::device()});
     Trainer trainer(task, sgd, {.epochs = 3, .checkpoint_every = 1, .folder = dir.path()});
     save_checkpoint(dir / "last.safetensors", model, sgd);
     CHECK_THROWS_WITH(trainer.fit(), contains("[train] step ") && contains("(epoch ") && contains("lower the learning rate (now 1e+30)"));
@@ -165,7 +165,7 @@ TEST_CASE("the loss is looked at in every step, before the update (D12)", "[trai
   nn::Sequential model = small_model("none", 0);
   optim::SGD sgd(model.parameters(), {.lr = 1e30});
   data::Loader batches(small_data(80, 1), {.batch_size = 8});
-  Classification task(model, batches);
+  Classification task(model, batches, {.device = test::device()});
   Trainer trainer(task, sgd);
   CHECK_THROWS_WITH(trainer.fit(), contains("[train] step 2 (epoch 1): the loss is ") && contains("first not finite: layer "));
   CHECK(trainer.state().step == 1);
@@ -175,12 +175,12 @@ TEST_CASE("the loss is looked at in every step, before the update (D12)", "[trai
 TEST_CASE("the first layer that is not finite is named", "[train][trainer]") {
   data::Loader batches(small_data(8, 1), {.batch_size = 8});
   nn::Sequential model = nn::MLP({.sizes = {16, 12, 8, 3}, .norm = "batch"});  // 0 Linear 1 BatchNorm 2 ReLU 3 Linear 4 BatchNorm 5 ReLU 6 Linear
-  Classification task(model, batches);
+  Classification task(model, batches, {.device = test::device()});
   task.seek(0, 0);
   const auto with = [&](const char* path, float value) {
     test::init(model, 1);
     for (auto& [name, parameter] : model.named_parameters())
-      if (name == path) parameter->set(Tensor::full(parameter->shape(), value));
+      if (name == path) parameter->set(test::full(parameter->shape(), value));
     return first_non_finite(task);
   };
   CHECK_THAT(with("none", 0), contains("nothing in the forward pass"));
@@ -192,7 +192,7 @@ TEST_CASE("the first layer that is not finite is named", "[train][trainer]") {
 
   nn::Sequential plain(nn::Linear(16, 3), nn::Function("Log", [](const Tensor& x) { return log(x * 0.0); }));
   test::init(plain, 1);
-  Classification logs(plain, batches);
+  Classification logs(plain, batches, {.device = test::device()});
   logs.seek(0, 0);
   CHECK_THAT(first_non_finite(logs), contains("op log after layer 0 (Linear(16 -> 3)"));
 
@@ -200,7 +200,7 @@ TEST_CASE("the first layer that is not finite is named", "[train][trainer]") {
   bad.images = bad.images.cast(DType::f32);
   bad.images.mutable_data<float>()[5] = NAN;
   data::Loader bad_batches(bad, {.batch_size = 8});
-  Classification of_nan(model, bad_batches);
+  Classification of_nan(model, bad_batches, {.device = test::device()});
   test::init(model, 1);
   of_nan.seek(0, 0);
   CHECK_THAT(first_non_finite(of_nan), contains("the batch, as an input of op linear"));
@@ -213,7 +213,7 @@ TEST_CASE("a gradient that is not finite stops before the step when asked for, a
   data::Loader batches(small_data(8, 1), {.batch_size = 8});
   model.parameters()[0]->tensor().register_hook([](const Tensor& g) { return g * HUGE_VAL; });
   const std::vector<float> before = model.parameters()[2]->tensor().to_vector<float>();
-  Classification task(model, batches);
+  Classification task(model, batches, {.device = test::device()});
   Trainer trainer(task, sgd, options);
   CHECK_THROWS_WITH(trainer.fit(), contains("step 1 (epoch 1)") && contains("but a gradient is not finite") && contains("so a gradient"));
   CHECK(model.parameters()[2]->tensor().to_vector<float>() == before);
@@ -243,7 +243,7 @@ TEST_CASE("clipping and the schedule reach the optimiser", "[train][trainer]") {
     data::Loader batches(small_data(8, 1), {.batch_size = 8});
     std::vector<Tensor> before;
     for (nn::Parameter* p : model.parameters()) before.push_back(p->tensor().clone());
-    Classification task(model, batches);
+    Classification task(model, batches, {.device = test::device()});
     Trainer(task, sgd, std::move(options)).fit();
     double squares = 0;
     for (size_t i = 0; i < before.size(); ++i) {
@@ -264,8 +264,8 @@ TEST_CASE("in the steady state no tensor memory comes from the system", "[train]
   data::Loader batches(small_data(200, 1), {.batch_size = 8});
   std::vector<int64_t> allocations;
   TrainerOptions options{.epochs = 6};
-  options.before_evaluation = [&] { allocations.push_back(memory_stats().system_allocations); };
-  Classification task(model, batches);
+  options.before_evaluation = [&] { allocations.push_back(memory_stats(test::device()).system_allocations); };
+  Classification task(model, batches, {.device = test::device()});
   task.add_split("test", small_data(30, 3));
   Trainer trainer(task, adam, options);
   trainer.fit();
@@ -277,7 +277,7 @@ TEST_CASE("options out of range are refused by name", "[train][trainer]") {
   nn::Sequential model = small_model();
   optim::Adam adam(model.parameters());
   data::Loader batches(small_data(8, 1), {.batch_size = 8});
-  Classification task(model, batches);
+  Classification task(model, batches, {.device = test::device()});
   CHECK_THROWS_WITH(Trainer(task, adam, {.epochs = -1}), contains("epochs: expected at least 0, got -1"));
   CHECK_THROWS_WITH(Trainer(task, adam, {.steps = -1}), contains("steps: expected at least 0, got -1"));
   CHECK_THROWS_WITH(Trainer(task, adam, {.clip_norm = -1}), contains("clip_norm"));
