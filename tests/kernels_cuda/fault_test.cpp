@@ -58,3 +58,13 @@ TEST_CASE("cuda fault: the first of several launches is kept, and one of several
   CHECK_THROWS_WITH(throw_if_fault(), contains("[gather_rows] index: 8 at position") && contains("0 to 4"));
   CHECK_NOTHROW(throw_if_fault());
 }
+
+TEST_CASE("cuda fault: a copy to the host throws it") {
+  const DeviceArray<int64_t> table(std::vector<int64_t>{10, 11}), index(std::vector<int64_t>{1, 2}), rows(2);
+  std::vector<int64_t> host(2);
+  CudaBackend::move().gather_rows(2, 2, 8, table.data(), index.data(), rows.data());
+  CHECK_THROWS_WITH(CudaBackend::move().copy(16, rows.data(), host.data()),
+                    "[gather_rows] index: 2 at position 1 is out of range 0 to 1 (found on the GPU)");
+  CHECK_NOTHROW(CudaBackend::move().copy(16, rows.data(), host.data()));
+  CHECK(host == std::vector<int64_t>{11, 0});
+}

@@ -217,7 +217,10 @@ struct CudaMove final : MoveKernels {
     const auto size = static_cast<size_t>(bytes);
     const bool to_device = is_device(target), from_device = is_device(source);
     if (to_device && !from_device) return copy_from_host(target, source, size);
-    if (from_device && !to_device) return copy_to_host(target, source, size);
+    if (from_device && !to_device) {
+      copy_to_host(target, source, size);
+      return throw_if_fault();
+    }
     check(Op("copy", {{"bytes", bytes}}), cudaMemcpyAsync(target, source, size, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
   }
 
