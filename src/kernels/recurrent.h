@@ -120,12 +120,24 @@ struct RecurrentBackward {
   T* sums = nullptr;               // [RecurrentSums.count] grows by the gradients of biases and gains; null: nobody wants them
 };
 
+/// Running statistics of a normaliser over the sequences, moved by the statistics of all steps, one after the other: step s moves row min(s, rows -
+/// 1). running = (1 - momentum) running + momentum batch, var unbiased. A step whose statistics are not finite is left out whole.
+template <class T>
+struct RunningColumns {
+  Steps steps;
+  int64_t width = 0, rows = 0;
+  double momentum = 0.1;
+  const T *batch_mean = nullptr, *batch_var = nullptr;  // [steps, width], as forward left them
+  T *mean = nullptr, *var = nullptr;                    // [rows, width]
+};
+
 template <class T>
 struct RecurrentKernels {
   virtual ~RecurrentKernels() = default;
   /// Everything but the big products with gemm() gives the same bits for every thread count.
   virtual void forward(const RecurrentForward<T>& work) const = 0;
   virtual void backward(const RecurrentBackward<T>& work) const = 0;
+  virtual void move_running(const RunningColumns<T>& work) const = 0;
 };
 
 }  // namespace lamina::kernels

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/cpu/recurrent_parts.h"
 #include "kernels/kernels.h"
 
@@ -28,6 +30,22 @@ struct CpuRecurrent final : RecurrentKernels<T> {
   }
   void backward(const RecurrentBackward<T>& work) const override {
     if (work.steps.first < work.steps.last && work.spec.hidden > 0 && work.steps.batch > 0) recurrent_backward_part<T>().run(work);
+  }
+  void move_running(const RunningColumns<T>& w) const override {
+    for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
+      const double alive = static_cast<double>(w.steps.alive[step]), unbiased = alive / (alive - 1);
+      const T *const batch_mean = w.batch_mean + step * w.width, *const batch_var = w.batch_var + step * w.width;
+      bool finite = true;
+      for (int64_t i = 0; i < w.width; ++i)
+        finite = finite && std::isfinite(batch_mean[i]) && std::isfinite(static_cast<double>(batch_var[i]) * unbiased);
+      if (!finite) continue;
+      T *const mean = w.mean + std::min(step, w.rows - 1) * w.width, *const var = w.var + std::min(step, w.rows - 1) * w.width;
+      const auto moved = [&](T old, double value) { return static_cast<T>((1 - w.momentum) * static_cast<double>(old) + w.momentum * value); };
+      for (int64_t i = 0; i < w.width; ++i) {
+        mean[i] = moved(mean[i], static_cast<double>(batch_mean[i]));
+        var[i] = moved(var[i], static_cast<double>(batch_var[i]) * unbiased);
+      }
+    }
   }
 };
 
