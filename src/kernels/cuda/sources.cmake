@@ -13,6 +13,11 @@ set(lamina_cuda_sources
   ${CMAKE_CURRENT_LIST_DIR}/norm_row.cu
   ${CMAKE_CURRENT_LIST_DIR}/optimizer.cu
   ${CMAKE_CURRENT_LIST_DIR}/random.cu
+  ${CMAKE_CURRENT_LIST_DIR}/recurrent.cu
+  ${CMAKE_CURRENT_LIST_DIR}/recurrent_backward.cu
+  ${CMAKE_CURRENT_LIST_DIR}/recurrent_columns.cu
+  ${CMAKE_CURRENT_LIST_DIR}/recurrent_forward.cu
+  ${CMAKE_CURRENT_LIST_DIR}/recurrent_running.cu
   ${CMAKE_CURRENT_LIST_DIR}/reduce.cu
   ${CMAKE_CURRENT_LIST_DIR}/softmax.cu
 )
