@@ -30,7 +30,7 @@ class Forward {
         device_(inputs[In::x].device()) {}
 
   RecurrentOutcome run() {
-    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(recurrent_chunk_rows(spec_));
+    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(recurrent_chunk_rows(spec_, device_));
     RecurrentResult result{rows(plan_.rows + (plan_.ragged ? 1 : 0), spec_.hidden), recurrent_state(plan_, spec_.hidden, in_[In::h0], in_[In::x]),
                            Tensor()};
     if (lstm()) result.c = recurrent_state(plan_, spec_.hidden, in_[In::c0], in_[In::x]);
@@ -105,13 +105,21 @@ class Forward {
       result.var = take(batch_var);
       return result;
     }
-    const kernels::ChannelNorm channels{.batch = plan_.batch, .channels = width, .eps = spec_.eps};
-    for (int64_t step = 0; step < plan_.steps(); ++step) {
-      const int64_t row = std::min(step, mean.size(0) - 1);
-      std::copy_n(mean.data<T>() + row * width, width, result.mean + step * width);
-      kernels::norm<T>(device_)->channel_rstd(channels, var.data<T>() + row * width, result.rstd + step * width);
-    }
+    // Steps past the last row of the running ones use that one.
+    const int64_t own = std::min(plan_.steps(), mean.size(0)), others = plan_.steps() - own;
+    const kernels::ChannelNorm channels{.batch = plan_.batch, .channels = own * width, .eps = spec_.eps};
+    kernels::move(device_)->copy(own * width * static_cast<int64_t>(sizeof(T)), mean.data<T>(), result.mean);
+    kernels::norm<T>(device_)->channel_rstd(channels, var.data<T>(), result.rstd);
+    for (T* const numbers : {result.mean, result.rstd})
+      if (others > 0) repeat(numbers + (own - 1) * width, others, width, numbers + own * width);
     return result;
+  }
+  /// `count` times the row.
+  void repeat(const T* row, int64_t count, int64_t width, T* target) const {
+    kernels::Broadcast space{.rank = 2, .numel = count * width};
+    space.sizes = {count, width};
+    space.strides[0] = {0, 1};
+    kernels::move(device_)->strided_copy(sizeof(T), space, row, target);
   }
 
   void input_product(const Tensor& x, const RecurrentPlan::Chunk& chunk) {
@@ -126,20 +134,17 @@ class Forward {
   }
 
   /// Each step moves its row of the running statistics, steps past the last row that one.
-  void update() const {
+  void update() {
     const auto move = [&](Tensor& mean, Tensor& var, const Tensor& batch_mean, const Tensor& batch_var) {
-      const int64_t width = mean.size(1);
-      for (int64_t step = 0; step < plan_.steps(); ++step) {
-        const int64_t at = std::min(step, mean.size(0) - 1) * width * static_cast<int64_t>(sizeof(T));
-        RunningStatistics row{.op = "recurrent",
-                              .mean = detail::view(mean, {width}, at),
-                              .var = detail::view(var, {width}, at),
-                              .batches_tracked = Tensor(),
-                              .momentum = call_.momentum};
-        const double alive = static_cast<double>(plan_.alive[static_cast<size_t>(step)]), unbiased = alive / (alive - 1);
-        const T *const means = batch_mean.data<T>() + step * width, *const vars = batch_var.data<T>() + step * width;
-        row.update<T>(width, [&](int64_t i) { return std::pair(static_cast<double>(means[i]), static_cast<double>(vars[i]) * unbiased); });
-      }
+      kernels::RunningColumns<T> work{.steps = {plan_.offset.data(), plan_.alive.data(), 0, plan_.steps(), plan_.batch},
+                                      .width = mean.size(1),
+                                      .rows = mean.size(0),
+                                      .momentum = call_.momentum,
+                                      .batch_mean = batch_mean.data<T>(),
+                                      .batch_var = batch_var.data<T>(),
+                                      .mean = mean.mutable_data<T>(),
+                                      .var = var.mutable_data<T>()};
+      kernels::recurrent<T>(device_)->move_running(work);
     };
     move(running_.mean_ih, running_.var_ih, trace_.tensors[Trace::x_mean], x_var_);
     move(running_.mean_hh, running_.var_hh, trace_.tensors[Trace::h_mean], h_var_);
@@ -188,12 +193,12 @@ Tensor apart(int64_t count, int64_t width, int slot, const Tensor& like) {
   return detail::view(Tensor::empty({count * width + gap / element}, like.dtype(), like.device()), {count, width}, gap);
 }
 
-Tensor gathered_rows(const Tensor& rows, const std::vector<int64_t>& index, int64_t width) {
-  const int64_t count = static_cast<int64_t>(index.size());
+Tensor gathered_rows(const Tensor& rows, const RowList& index, int64_t width) {
+  const int64_t count = index.size();
   Tensor result = Tensor::empty({count, width}, rows.dtype(), rows.device());
   if (result.numel() == 0) return result;
   const int64_t bytes = result.nbytes() / count;
-  kernels::move(rows.device())->gather_rows(count, rows.numel() / width, bytes, rows.raw_data(), index.data(), result.mutable_raw_data());
+  kernels::move(rows.device())->gather_rows(count, rows.numel() / width, bytes, rows.raw_data(), index.on(rows.device()), result.mutable_raw_data());
   return result;
 }
 
@@ -209,16 +214,16 @@ kernels::RecurrentParts<T> RecurrentBiases::parts(const kernels::RecurrentSpec& 
   const int64_t width = spec.width(), inside = spec.cell == kernels::Cell::gru ? 2 * spec.hidden : width;  // from here on b_hh stands inside
   kernels::RecurrentParts<T> parts;
   if (ih->defined() || hh->defined() || spec.norm != TermNorm::none) {
-    bias_ = Tensor::zeros({width}, like.dtype(), like.device());
+    bias_ = ih->defined() ? ih->clone() : Tensor::zeros({width}, like.dtype(), like.device());
     T* const bias = bias_.mutable_data<T>();
-    if (ih->defined()) std::copy_n(ih->data<T>(), width, bias);
-    if (hh->defined())
-      for (int64_t i = 0; i < inside; ++i) bias[i] += hh->data<T>()[i];
+    if (hh->defined()) kernels::elementwise<T>(like.device())->accumulate(inside, hh->data<T>(), bias);
     parts.bias = bias;
   }
   if (inside < width) {
     bias_h_ = Tensor::zeros({width}, like.dtype(), like.device());
-    if (hh->defined()) std::copy_n(hh->data<T>() + inside, width - inside, bias_h_.mutable_data<T>() + inside);
+    if (hh->defined())
+      kernels::move(like.device())
+          ->copy((width - inside) * static_cast<int64_t>(sizeof(T)), hh->data<T>() + inside, bias_h_.mutable_data<T>() + inside);
     parts.bias_h = bias_h_.data<T>();
   }
   if (spec.normalise_c) {

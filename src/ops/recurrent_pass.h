@@ -41,18 +41,22 @@ struct RecurrentOutcome {
   RecurrentTrace trace;  // empty unless `keep`
 };
 
-/// Steps are taken in runs of about this many rows, so that a run's gates and their gradients are still in a cache when they are used again; few rows
-/// would make the weights' gradients pass through memory too often.
-inline int64_t recurrent_chunk_rows(const kernels::RecurrentSpec& spec) {
-  constexpr int64_t elements = int64_t{1} << 18, least = 256, most = 1024;
-  return std::clamp(elements / std::max<int64_t>(1, spec.width()), least, most);
+/// Steps are taken in runs of about this many rows. On a CPU, so that a run's gates and their gradients are still in a cache when they are used
+/// again; few rows would make the weights' gradients pass through memory too often. On a GPU runs are as long as the memory for their gradients
+/// allows.
+inline int64_t recurrent_chunk_rows(const kernels::RecurrentSpec& spec, Device device) {
+  struct Limits {
+    int64_t elements, least, most;
+  };
+  const Limits of = device.is_cpu() ? Limits{int64_t{1} << 18, 256, 1024} : Limits{int64_t{1} << 24, 1024, 65536};
+  return std::clamp(of.elements / std::max<int64_t>(1, spec.width()), of.least, of.most);
 }
 
 /// [count, width], not initialised. Rows are often a multiple of 4 KiB apart and large arrays begin at the same place of a page: read together they
 /// would crowd into the same lines of the first cache. So those that are get different `slot`s, up to 7, which begin some lines apart.
 Tensor apart(int64_t count, int64_t width, int slot, const Tensor& like);
 /// rows[index[i]] for each i, [index.size(), width].
-Tensor gathered_rows(const Tensor& rows, const std::vector<int64_t>& index, int64_t width);
+Tensor gathered_rows(const Tensor& rows, const RowList& index, int64_t width);
 /// A copy of a state at the start [N, H] (undefined: zeros) with sequences sorted; `like` gives dtype and device.
 Tensor recurrent_state(const RecurrentPlan& plan, int64_t hidden, const Tensor& start, const Tensor& like);
 

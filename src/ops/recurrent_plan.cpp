@@ -9,6 +9,12 @@ namespace {
 size_t at(int64_t i) { return static_cast<size_t>(i); }
 }  // namespace
 
+const int64_t* RowList::on(Device device) const {
+  if (device.is_cpu()) return list.data();
+  if (!copy_.defined() || !(copy_.device() == device)) copy_ = Tensor::from(list, {size()}, device);
+  return copy_.data<int64_t>();
+}
+
 RecurrentPlan::RecurrentPlan(int64_t time_, int64_t batch_, std::span<const int64_t> lengths, bool reverse) : time(time_), batch(batch_) {
   ragged = std::ranges::any_of(lengths, [&](int64_t length) { return length < time; });
   if (!ragged) {
@@ -19,26 +25,29 @@ RecurrentPlan::RecurrentPlan(int64_t time_, int64_t batch_, std::span<const int6
     }
     return;
   }
-  order.resize(at(batch));
-  std::iota(order.begin(), order.end(), int64_t{0});
-  std::ranges::stable_sort(order, std::greater<>(), [&](int64_t n) { return lengths[at(n)]; });
-  rank.resize(at(batch));
-  for (int64_t i = 0; i < batch; ++i) rank[at(order[at(i)])] = i;
+  std::vector<int64_t>& by_length = order.list;
+  by_length.resize(at(batch));
+  std::iota(by_length.begin(), by_length.end(), int64_t{0});
+  std::ranges::stable_sort(by_length, std::greater<>(), [&](int64_t n) { return lengths[at(n)]; });
+  rank.list.resize(at(batch));
+  for (int64_t i = 0; i < batch; ++i) rank.list[at(by_length[at(i)])] = i;
   int64_t count = batch;
-  place.assign(at(time * batch), -1);
+  place.list.assign(at(time * batch), -1);
   for (int64_t step = 0; step < time; ++step) {
-    while (count > 0 && lengths[at(order[at(count - 1)])] <= step) --count;
+    while (count > 0 && lengths[at(by_length[at(count - 1)])] <= step) --count;
     if (count == 0) break;
+    const int64_t earlier = step > 0 ? offset.back() : 0;
     offset.push_back(rows);
     alive.push_back(count);
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t n = order[at(i)], t = reverse ? lengths[at(n)] - 1 - step : step;
-      source.push_back(t * batch + n);
-      place[at(t * batch + n)] = rows + i;
+      const int64_t n = by_length[at(i)], t = reverse ? lengths[at(n)] - 1 - step : step;
+      source.list.push_back(t * batch + n);
+      place.list[at(t * batch + n)] = rows + i;
+      before.list.push_back(step > 0 ? earlier + i : 0);
     }
     rows += count;
   }
-  std::ranges::replace(place, int64_t{-1}, rows);
+  std::ranges::replace(place.list, int64_t{-1}, rows);
 }
 
 std::vector<RecurrentPlan::Chunk> RecurrentPlan::chunks(int64_t least) const {

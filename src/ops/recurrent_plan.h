@@ -1,6 +1,8 @@
 #pragma once
 // The order in which a recurrent layer walks its sequences.
 
+#include <lamina/core/tensor.h>
+
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -8,6 +10,19 @@
 #include "kernels/recurrent.h"
 
 namespace lamina::ops {
+
+/// Numbers of rows, for gather_rows.
+class RowList {
+ public:
+  /// In the memory of a device, where they are copied to when it first asks.
+  const int64_t* on(Device device) const;
+  int64_t size() const { return static_cast<int64_t>(list.size()); }
+
+  std::vector<int64_t> list;  // not to be changed after on()
+
+ private:
+  mutable Tensor copy_;
+};
 
 /// The rows that a step has in all arrays over time, and how they correspond to those of x [T, N, ...].
 struct RecurrentPlan {
@@ -17,8 +32,9 @@ struct RecurrentPlan {
   bool ragged;  // some sequence is shorter than `time`; else rows stand as in x, and the lists below are empty
   std::vector<int64_t> offset, alive;
   int64_t rows = 0;
-  std::vector<int64_t> order, rank;    // [batch]: the sequence in each place when sorted by length, and the place of each sequence
-  std::vector<int64_t> source, place;  // [rows]: the row of x [T N, .] behind each; [T N]: its inverse, `rows` where there is padding
+  RowList order, rank;    // [batch]: the sequence in each place when sorted by length, and the place of each sequence
+  RowList source, place;  // [rows]: the row of x [T N, .] behind each; [T N]: its inverse, `rows` where there is padding
+  RowList before;         // [rows]: the row of the step before; at step 0, 0
 
   /// Runs of steps with about `least` rows.
   struct Chunk {
