@@ -7,6 +7,7 @@
 #include <lamina/core/error.h>
 
 #include "kernels/cuda/backend.h"
+#include "kernels/cuda/fault.h"
 #include "kernels/cuda/launch.h"
 
 namespace lamina::kernels {
@@ -92,6 +93,6 @@ std::pair<int64_t, int64_t> CudaBackend::memory() {
   return {static_cast<int64_t>(free), static_cast<int64_t>(total)};
 }
 
-void CudaBackend::synchronize() { check(Op("synchronize", {}), cudaStreamSynchronize(cuda::stream()), "cudaStreamSynchronize"); }
+void CudaBackend::synchronize() { cuda::throw_if_fault(); }
 
 }  // namespace lamina::kernels

@@ -16,7 +16,7 @@ bool is_device(const void* p);
 
 /// Queues a copy from host memory, which may be changed as soon as this returns: it goes through pinned memory.
 void copy_from_host(void* device, const void* host, size_t bytes);
-/// Copies to host memory and waits for it, then throws what went wrong on the device until then.
+/// Copies to host memory and waits for it.
 void copy_to_host(void* host, const void* device, size_t bytes);
 
 }  // namespace lamina::kernels::cuda
