@@ -28,8 +28,8 @@ constexpr double largest_drift = 0.15, smallest_share = 0.9;
 
 Timing Floor::measure_peak() const {
   Rng rng(1);
-  const Tensor a = randn({peak_size, peak_size}, rng), b = randn({peak_size, peak_size}, rng);
-  return time_burst([&] { matmul(a, b); }, repeat_);
+  const Tensor a = randn({peak_size, peak_size}, rng).to(device_), b = randn({peak_size, peak_size}, rng).to(device_);
+  return time_burst([&] { matmul(a, b); }, repeat_, device_);
 }
 
 double Floor::peak_flops() {
@@ -41,7 +41,7 @@ bool Floor::machine_is_busy() {
   peak_flops();
   const Timing now = measure_peak();
   return std::abs(now.seconds / peak_.seconds - 1) > largest_drift ||
-         std::min(now.cores, peak_.cores) < smallest_share * std::min(num_threads(), cores_);
+         (device_.is_cpu() && std::min(now.cores, peak_.cores) < smallest_share * std::min(num_threads(), cores_));
 }
 
 double Floor::flop_seconds(const Work& work) { return work.flops == 0 ? 0 : work.flops / peak_flops(); }
@@ -102,6 +102,12 @@ void walk(const Arrays& arrays, int64_t begin, int64_t end, float& sink) {
 
 double Floor::time_sweep(const Sweep& sweep) const {
   const int64_t n = sweep.bytes / 4;
+  if (!device_.is_cpu()) {
+    const int64_t moved = n * (sweep.reads + sweep.writes + 2 * sweep.updates);
+    const Tensor from = Tensor::ones({moved / 2}, DType::f32, device_);
+    Tensor to = Tensor::empty(from.shape(), DType::f32, device_);
+    return time_burst([&] { to.copy_(from); }, repeat_, device_).seconds;
+  }
   std::vector<Tensor> tensors;
   Arrays arrays;
   const auto array = [&] { return tensors.emplace_back(Tensor::ones({n})).mutable_data<float>(); };
@@ -115,7 +121,7 @@ double Floor::time_sweep(const Sweep& sweep) const {
       walk(arrays, begin, end, sinks[static_cast<size_t>(begin * num_threads() / std::max<int64_t>(n, 1)) * apart]);
     });
   };
-  return time_burst(sweep_once, repeat_).seconds;
+  return time_burst(sweep_once, repeat_, device_).seconds;
 }
 
 double Floor::sweep_seconds(const Sweep& sweep) {

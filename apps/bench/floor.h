@@ -1,9 +1,11 @@
 #pragma once
 // The floor of a workload: its necessary floating-point operations at the peak GEMM rate (1024^3 in the same run), plus the time of plain loops
-// that make its necessary reads and writes at the same footprint in the same run.
+// that make its necessary reads and writes at the same footprint in the same run. On a GPU: of copies that move as many bytes.
 
 #include <cstdint>
 #include <vector>
+
+#include <lamina/core/device.h>
 
 namespace bench {
 
@@ -26,13 +28,14 @@ struct Timing {
   double cores = 0;  // CPU time of this process / wall time in the best burst
 };
 
+/// What is queued on the device is waited for at both ends of a burst.
 template <class F>
-Timing time_burst(F&& run, int repeat, double budget = 0.4);
+Timing time_burst(F&& run, int repeat, lamina::Device device, double budget = 0.4);
 
 class Floor {
  public:
   /// `cores`: how many this process may use.
-  Floor(int repeat, int cores) : repeat_(repeat), cores_(cores) {}
+  Floor(int repeat, int cores, lamina::Device device) : repeat_(repeat), cores_(cores), device_(device) {}
   double flop_seconds(const Work& work);
   double move_seconds(const Work& work);
   double peak_flops();
@@ -47,6 +50,7 @@ class Floor {
   Timing measure_peak() const;
 
   int repeat_, cores_;
+  lamina::Device device_;
   Timing peak_;
   std::vector<std::pair<Sweep, double>> known_;
 };
@@ -55,11 +59,13 @@ double wall_seconds();
 double cpu_seconds();
 
 template <class F>
-Timing time_burst(F&& run, int repeat, double budget) {
+Timing time_burst(F&& run, int repeat, lamina::Device device, double budget) {
   run();
   run();
+  lamina::synchronize(device);
   double start = wall_seconds();
   run();
+  lamina::synchronize(device);
   const double once = wall_seconds() - start;
   const int count = once >= budget ? 1 : static_cast<int>(budget / (once > 1e-7 ? once : 1e-7)) + 1;
   Timing best{1e300, 0};
@@ -67,6 +73,7 @@ Timing time_burst(F&& run, int repeat, double budget) {
     const double cpu = cpu_seconds();
     start = wall_seconds();
     for (int i = 0; i < count; ++i) run();
+    lamina::synchronize(device);
     const double wall = wall_seconds() - start;
     if (wall / count < best.seconds) best = {wall / count, (cpu_seconds() - cpu) / wall};
   }

@@ -29,6 +29,8 @@ struct Options {
   bool json = false, list = false, profile = false;
   int threads = lamina::num_threads();
   int repeat = 5;
+  lamina::cli::Machine machine{.device = "cpu"};
+  lamina::Device device;  // that `machine` came to
 };
 
 /// The other framework's times, by workload.
@@ -77,7 +79,7 @@ Row measure(const bench::Workload& workload, bench::Floor& floor, const Options&
     if (i > 0) floor.measure_again();
     row.flop_us = floor.flop_seconds(workload.work) * 1e6;
     row.move_us = floor.move_seconds(workload.work) * 1e6;
-    row.us = bench::time_burst(workload.make(), options.repeat).seconds * 1e6;
+    row.us = bench::time_burst(workload.make(), options.repeat, options.device).seconds * 1e6;
     row.busy = floor.machine_is_busy();
     if (!row.busy) break;
   }
@@ -86,6 +88,7 @@ Row measure(const bench::Workload& workload, bench::Floor& floor, const Options&
 
 void print_header(const Options& options, const Peer* peer, double peak_flops) {
   if (options.json) return;
+  if (const std::string device = lamina::cli::describe_device(options.device, options.machine); !device.empty()) fmt::print("{}, ", device);
   fmt::print("{} threads, {}, GEMM peak {:.0f} GFLOP/s", options.threads, lamina::blas_description(), peak_flops * 1e-9);
   if (peer) fmt::print("; peer: {}", peer->name);
   fmt::print("\n{:<32} {:>11} {:>11} {:>11} {:>11} {:>7}", "workload", "us", "floor us", "flop us", "move us", "ratio");
@@ -131,11 +134,12 @@ int conclude(const Options& options, const std::vector<Row>& rows, const Peer* p
 // The rest is what no kernel did: the graph, tensor memory, the workload's own loop, and the readings of the clock.
 void print_profile(const Options& options, const bench::Workload& workload) {
   const std::function<void()> step = workload.make();
-  const bench::Timing plain = bench::time_burst(step, options.repeat);
+  const bench::Timing plain = bench::time_burst(step, options.repeat, options.device);
   const int steps = std::max(1, static_cast<int>(0.4 / plain.seconds));
   lamina::start_profile();
   const double start = bench::wall_seconds();
   for (int i = 0; i < steps; ++i) step();
+  lamina::synchronize(options.device);
   const double us = (bench::wall_seconds() - start) / steps * 1e6;
   const std::vector<lamina::KernelTime> times = lamina::stop_profile();
 
@@ -161,10 +165,10 @@ int run(const Options& options) {
   lamina::set_num_threads(options.threads);
   std::optional<Peer> peer;
   if (!options.compare.empty()) peer = read_peer(options.compare);
-  bench::Floor floor(options.repeat, cores);
+  bench::Floor floor(options.repeat, cores, options.device);
   std::vector<Row> rows;
   int matched = 0;
-  for (const bench::Workload& workload : bench::workloads()) {
+  for (const bench::Workload& workload : bench::workloads(options.device)) {
     if (workload.name.find(options.filter) == std::string::npos || (peer && !peer->us.contains(workload.name))) continue;
     if (++matched == 1 && !options.list && !options.profile) print_header(options, peer ? &*peer : nullptr, floor.peak_flops());
     if (options.list) {
@@ -202,6 +206,9 @@ int main(int argc, char** argv) {
     app.add_flag("--profile", options.profile, "split each workload's time by kernel family instead");
     app.add_option("--threads", options.threads, "threads")->check(CLI::Range(1, 1024));
     app.add_option("--repeat", options.repeat, "bursts per workload")->check(CLI::Range(1, 1000));
-    return lamina::cli::parse(app, argc, argv) ? run(options) : 0;
+    lamina::cli::add_machine(app, options.machine, "Machine");
+    if (!lamina::cli::parse(app, argc, argv)) return 0;
+    options.device = lamina::cli::choose_device("bench", options.machine);
+    return run(options);
   });
 }

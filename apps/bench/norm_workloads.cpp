@@ -15,13 +15,15 @@ using namespace lamina;
 namespace {
 
 using Function = std::function<Tensor(const Tensor&)>;
+using Make = std::function<Function(Device)>;
 
 // A fresh layer, whose gradients are dropped before each run.
 template <class Layer, class... Args>
-std::function<Function()> layer(Args... args) {
-  return [=]() -> Function {
+std::function<Function(Device)> layer(Args... args) {
+  return [=](Device device) -> Function {
     auto made = std::make_shared<Layer>(args...);
     made->init(1);
+    made->to(device);
     return [made](const Tensor& x) {
       made->zero_grad();
       return (*made)(x);
@@ -30,8 +32,8 @@ std::function<Function()> layer(Args... args) {
 }
 
 // The gain of a weight norm is the layer's own.
-Function weight_norm_function(int64_t out) {
-  Tensor g = Tensor::ones({out, 1});
+Function weight_norm_function(int64_t out, Device device) {
+  Tensor g = Tensor::ones({out, 1}, DType::f32, device);
   g.set_requires_grad();
   return [g](const Tensor& v) mutable {
     g.zero_grad();
@@ -39,20 +41,20 @@ Function weight_norm_function(int64_t out) {
   };
 }
 
-Workload forward(const std::string& name, const Work& work, const Shape& shape, const std::function<Function()>& make) {
+Workload forward(const std::string& name, const Work& work, const Shape& shape, Device device, const Make& make) {
   return {"forward/" + name, work, [=]() -> std::function<void()> {
             Rng rng(3);
-            return [x = randn(shape, rng), f = make()] { f(x); };
+            return [x = randn(shape, rng).to(device), f = make(device)] { f(x); };
           }};
 }
 
 // With a given cotangent; the input's gradient is dropped before each run.
-Workload both(const std::string& name, const Work& work, const Shape& shape, const std::function<Function()>& make) {
+Workload both(const std::string& name, const Work& work, const Shape& shape, Device device, const Make& make) {
   return {"op/" + name, work, [=]() -> std::function<void()> {
             Rng rng(3);
-            Tensor x = randn(shape, rng);
+            Tensor x = randn(shape, rng).to(device);
             x.set_requires_grad();
-            return [x, w = randn(shape, rng), f = make()]() mutable {
+            return [x, w = randn(shape, rng).to(device), f = make(device)]() mutable {
               x.zero_grad();
               f(x).backward(w);
             };
@@ -60,28 +62,29 @@ Workload both(const std::string& name, const Work& work, const Shape& shape, con
 }
 
 struct Norms {
-  std::vector<Workload> all;
+  Device device;
+  std::vector<Workload> all = {};
 
   // x -> y; backward x, dy -> dx. A row is in the nearest cache when it is needed again.
-  void rows(const std::string& name, const Shape& shape, const std::function<Function()>& make) {
+  void rows(const std::string& name, const Shape& shape, const Make& make) {
     const int64_t bytes = 4 * shape.numel();
-    all.push_back(forward(name, {0, {{bytes, 1, 1, 0}}}, shape, make));
-    all.push_back(both(name, {0, {{bytes, 1, 1, 0}, {bytes, 2, 1, 0}}}, shape, make));
+    all.push_back(forward(name, {0, {{bytes, 1, 1, 0}}}, shape, device, make));
+    all.push_back(both(name, {0, {{bytes, 1, 1, 0}, {bytes, 2, 1, 0}}}, shape, device, make));
   }
 
   // The statistics need a pass of their own: x, then x -> y; backward x and dy, then x, dy -> dx.
   void channels(const std::string& name, const Shape& shape) {
     const int64_t bytes = 4 * shape.numel();
     const auto make = layer<nn::BatchNorm1d>(shape[1]);
-    all.push_back(forward(name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}}}, shape, make));
-    all.push_back(both(name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}, {bytes, 2, 0, 0}, {bytes, 2, 1, 0}}}, shape, make));
+    all.push_back(forward(name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}}}, shape, device, make));
+    all.push_back(both(name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}, {bytes, 2, 0, 0}, {bytes, 2, 1, 0}}}, shape, device, make));
   }
 };
 
 }  // namespace
 
-std::vector<Workload> norm_workloads() {
-  Norms norms;
+std::vector<Workload> norm_workloads(Device device) {
+  Norms norms{device};
   for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{128, 1000}, {4096, 768}, {65536, 256}}) {
     const std::string size = fmt::format("{}x{}", rows, width);
     const Shape shape{rows, width};
@@ -89,7 +92,7 @@ std::vector<Workload> norm_workloads() {
     norms.rows("rms_norm-" + size, shape, layer<nn::RMSNorm>(width));
     norms.rows("prms_norm-" + size, shape, layer<nn::RMSNorm>(width, nn::RMSNormLayerOptions{.partial = 0.0625}));
   }
-  norms.rows("weight_norm-1000x784", {1000, 784}, [] { return weight_norm_function(1000); });
+  norms.rows("weight_norm-1000x784", {1000, 784}, [](Device there) { return weight_norm_function(1000, there); });
   norms.channels("batch_norm-128x1000", {128, 1000});
   for (const int64_t batch : {32, 512}) {
     const std::string size = fmt::format("{}x64x28x28", batch);

@@ -16,7 +16,7 @@ namespace {
 
 // The paper's MLP, one training step. Its floor: every product's operations (no gradient for the images), each weight read once forward and, but for
 // the first layer, once backward, and the update's parameters and moments read and written once. The weight gradient need not exist in memory.
-Workload mlp_step(const std::string& norm, int64_t batch, bool adam) {
+Workload mlp_step(const std::string& norm, int64_t batch, bool adam, Device device) {
   const std::vector<int64_t> sizes{784, 1000, 1000, 10};
   double products = 0;
   int64_t parameters = 0, backward_weights = 0;
@@ -37,13 +37,14 @@ Workload mlp_step(const std::string& norm, int64_t batch, bool adam) {
     auto state = std::make_shared<State>();
     state->model = nn::MLP({.sizes = sizes, .norm = norm});
     state->model.init(1);
+    state->model.to(device);
     if (adam)
       state->optimizer = std::make_unique<optim::Adam>(state->model.parameters(), optim::AdamOptions{.lr = 1e-3});
     else
       state->optimizer = std::make_unique<optim::SGD>(state->model.parameters(), optim::SGDOptions{.lr = 0.1});
     Rng rng(2);
-    state->images = rand({batch, 784}, rng);
-    state->labels = randint({batch}, 0, 10, rng);
+    state->images = rand({batch, 784}, rng).to(device);
+    state->labels = randint({batch}, 0, 10, rng).to(device);
     return [state] {
       state->optimizer->zero_grad();
       cross_entropy(state->model(state->images), state->labels).backward();
@@ -55,7 +56,7 @@ Workload mlp_step(const std::string& norm, int64_t batch, bool adam) {
 
 // One training step of a recurrent layer over T steps of N sequences, the loss being mean(y w). Its floor: the products of every step (no gradient
 // for x, no product with the zeros before the first step), and the update, which reads the gradients.
-Workload recurrent_step(const std::string& norm, int64_t T, int64_t N, int64_t C, int64_t H) {
+Workload recurrent_step(const std::string& norm, int64_t T, int64_t N, int64_t C, int64_t H, Device device) {
   const int64_t parameters = 4 * H * (C + H) + 8 * H + (norm == "none" ? 0 : 10 * H);
   const double per_row = 2.0 * static_cast<double>(4 * H * N);
   const Work work{per_row * static_cast<double>(2 * T * C + 3 * (T - 1) * H), {{4 * parameters, 1, 0, 3}}};
@@ -66,9 +67,10 @@ Workload recurrent_step(const std::string& norm, int64_t T, int64_t N, int64_t C
       Tensor x, w;
     };
     Rng rng(5);
-    const auto state =
-        std::make_shared<State>(State{nn::LSTM({.input = C, .hidden = H, .norm = norm}), nullptr, randn({T, N, C}, rng), randn({T, N, H}, rng)});
+    const auto state = std::make_shared<State>(
+        State{nn::LSTM({.input = C, .hidden = H, .norm = norm}), nullptr, randn({T, N, C}, rng).to(device), randn({T, N, H}, rng).to(device)});
     state->model.init(1);
+    state->model.to(device);
     state->adam = std::make_unique<optim::Adam>(state->model.parameters(), optim::AdamOptions{.lr = 1e-3});
     return [state] {
       state->adam->zero_grad();
@@ -79,8 +81,8 @@ Workload recurrent_step(const std::string& norm, int64_t T, int64_t N, int64_t C
   return {fmt::format("step/{}-t{}-n{}-c{}-h{}", norm == "none" ? "lstm" : "ln-lstm", T, N, C, H), work, make};
 }
 
-Workload adam_update(int64_t n) {
-  const auto make = [n]() -> std::function<void()> {
+Workload adam_update(int64_t n, Device device) {
+  const auto make = [n, device]() -> std::function<void()> {
     struct State {
       nn::Parameter p;
       std::unique_ptr<optim::Adam> adam;
@@ -89,7 +91,8 @@ Workload adam_update(int64_t n) {
     Rng rng(4);
     state->p = nn::Parameter({n}, nn::init::normal(1.0));
     state->p.draw(rng);
-    state->p.tensor().set_grad(randn({n}, rng));
+    state->p.to(device);
+    state->p.tensor().set_grad(randn({n}, rng).to(device));
     state->adam = std::make_unique<optim::Adam>(std::vector<nn::Parameter*>{&state->p}, optim::AdamOptions{.lr = 1e-3});
     return [state] { state->adam->step(); };
   };
@@ -98,16 +101,16 @@ Workload adam_update(int64_t n) {
 
 }  // namespace
 
-std::vector<Workload> workloads() {
+std::vector<Workload> workloads(Device device) {
   std::vector<Workload> all;
   for (const std::string norm : {"none", "layer", "batch"})
     for (const int64_t batch : {4, 128})
-      for (const bool adam : {true, false}) all.push_back(mlp_step(norm, batch, adam));
+      for (const bool adam : {true, false}) all.push_back(mlp_step(norm, batch, adam, device));
   for (const std::string norm : {"none", "layer"})
     for (const auto& [T, N, C, H] : {std::array<int64_t, 4>{28, 128, 28, 128}, {100, 32, 128, 256}, {64, 64, 256, 512}, {128, 8, 400, 400}})
-      all.push_back(recurrent_step(norm, T, N, C, H));
-  for (Workload& workload : norm_workloads()) all.push_back(std::move(workload));
-  all.push_back(adam_update(10'000'000));
+      all.push_back(recurrent_step(norm, T, N, C, H, device));
+  for (Workload& workload : norm_workloads(device)) all.push_back(std::move(workload));
+  all.push_back(adam_update(10'000'000, device));
   return all;
 }
 

@@ -15,7 +15,8 @@ struct Workload {
   std::function<std::function<void()>()> make;  // builds the state and returns one step
 };
 
-std::vector<Workload> workloads();
-std::vector<Workload> norm_workloads();  // part of them
+/// On a device.
+std::vector<Workload> workloads(lamina::Device device);
+std::vector<Workload> norm_workloads(lamina::Device device);  // part of them
 
 }  // namespace bench

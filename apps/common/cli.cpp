@@ -153,6 +153,39 @@ CLI::Validator from_to_below(double low, double high) {
   return check(fmt::format("a number from {} to below {}", low, high), [=](double x) { return x >= low && x < high; });
 }
 
+void add_machine(CLI::App& app, Machine& machine, const std::string& group, bool trains) {
+  app.add_option("--device", machine.device, "auto (a GPU if there is one), cpu, cuda, cuda:1 ...")->group(group)->type_name("NAME");
+  app.add_flag("--tf32", machine.tf32, "On a GPU, round the operands of f32 products to TF32 (10 bits of mantissa) for speed")->group(group);
+  if (trains)
+    app.add_flag("--cuda-graph", machine.cuda_graph, "On a GPU, run training steps as a CUDA graph: the same results with less work for the host")
+        ->group(group);
+}
+
+Device choose_device(const std::string& program, const Machine& machine) {
+  Device device;
+  try {
+    device = Device::parse(machine.device);
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("--device: {}", error.what()));
+  }
+  if (machine.device == "auto" && device.is_cpu() && built_with_cuda()) {
+    try {
+      Device::cuda();
+    } catch (const Error& error) {
+      fmt::print(stderr, "{}: no GPU, so this runs on the CPU: {}\n", program, error.what());
+    }
+  }
+  if (machine.cuda_graph && device.is_cpu()) throw InputError("--cuda-graph: needs a GPU, and this would run on the CPU");
+  allow_tf32(machine.tf32);
+  return device;
+}
+
+std::string describe_device(Device device, const Machine& machine) {
+  if (!built_with_cuda()) return "";
+  if (device.is_cpu()) return "cpu";
+  return fmt::format("{} ({}){}", device.str(), device_name(device), machine.tf32 ? ", f32 products in TF32" : "");
+}
+
 void fail_twice(const std::string& option, const std::string& value) { throw InputError(fmt::format("{}: {} is named twice", option, value)); }
 
 }  // namespace lamina::cli

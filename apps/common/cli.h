@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <lamina/core/device.h>
 #include <lamina/core/error.h>
 
 namespace lamina::cli {
@@ -31,6 +32,19 @@ void set_up(CLI::App& app);
 
 /// For whole numbers: "expected at least 1, got 0". Decimal and within 64 bits, where CLI11 alone reads 010 as 8 and cuts what is too large.
 CLI::Validator whole_at_least(int64_t least);
+
+/// --device and --tf32.
+struct Machine {
+  std::string device = "auto";
+  bool tf32 = false;
+  bool cuda_graph = false;  // of programs that train
+};
+void add_machine(CLI::App& app, Machine& machine, const std::string& group, bool trains = false);
+/// The device that was asked for, and f32 products as asked for. Where a program could use GPUs but finds none, "auto" is the CPU with one line that
+/// says why. Throws InputError "--device: ..." for what is not there.
+Device choose_device(const std::string& program, const Machine& machine);
+/// "cuda:0 (NVIDIA H100), f32 products in TF32" for the head of a run; "" where the CPU is all that the program was built for.
+std::string describe_device(Device device, const Machine& machine);
 
 /// Checks of a number.
 CLI::Validator at_least(double least);

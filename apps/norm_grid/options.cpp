@@ -150,7 +150,7 @@ void add_optimizer(CLI::App& app, Options& o) {
 
 void add_machine(CLI::App& app, Options& o) {
   const std::string group = "Machine";
-  app.add_option("--device", o.device, "auto (a GPU if there is one), cpu, cuda")->group(group)->type_name("NAME");
+  cli::add_machine(app, o.machine, group, true);
   app.add_option("--threads", o.threads, "Threads; 0: all cores this process may use")
       ->group(group)
       ->type_name("N")
@@ -192,7 +192,6 @@ void check(const Options& o) {
   named("--init", [&] { nn::init::parse(o.init, Shape{1, 1}); });
   if (o.bias_init != "pytorch") named("--bias-init", [&] { nn::init::parse(o.bias_init, Shape{1}); });
   named("--schedule", [&] { optim::Schedule::parse(o.schedule); });
-  named("--device", [&] { Device::parse(o.device); });
   if (o.threads > 1024) throw InputError(fmt::format("--threads: expected at most 1024, got {}", o.threads));
 }
 
@@ -235,6 +234,7 @@ std::optional<Options> parse_options(const Program& program, int argc, char** ar
   if (options.depth > 10'000) throw InputError(fmt::format("--depth: expected at most 10000, got {}", options.depth));
   if (options.comparison) options.hidden.assign(static_cast<size_t>(options.depth), options.width);
   check(options);
+  options.device = cli::choose_device(options.program, options.machine);
   return options;
 }
 
@@ -289,11 +289,12 @@ train::RunInfo describe(const Options& o, const Cell& cell) {
   config.emplace_back("eval_every", o.eval_every);
   config.emplace_back("checkpoint_every", o.checkpoint_every);
   config.emplace_back("data", o.data);
+  if (o.machine.tf32) config.emplace_back("tf32", true);
   return {o.program,
           std::move(config),
-          {"epochs", "patience", "eval_every", "checkpoint_every", "data"},
+          {"epochs", "patience", "eval_every", "checkpoint_every", "data", "tf32"},
           static_cast<uint64_t>(cell.seed),
-          Device::parse(o.device)};
+          o.device};
 }
 
 }  // namespace lamina::norm_grid

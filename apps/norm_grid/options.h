@@ -11,6 +11,8 @@
 #include <lamina/nn/norm.h>
 #include <lamina/train/run_log.h>
 
+#include "common/cli.h"
+
 namespace lamina::norm_grid {
 
 struct Options {
@@ -54,7 +56,8 @@ struct Options {
   double clip_norm = 0.0;
   std::string schedule = "constant";
 
-  std::string device = "auto";
+  cli::Machine machine;
+  Device device;  // that `machine` came to
   int threads = 0;
   bool json = false;
   bool no_figure = false;

@@ -16,7 +16,7 @@ namespace {
 
 void print_results(const Options& options, const std::vector<Result>& results) {
   fmt::print("{}\n", table(options, results));
-  fmt::print("peak tensor memory  {:.1f} MiB\n", static_cast<double>(memory_stats().peak_bytes) / (1 << 20));
+  fmt::print("peak tensor memory  {:.1f} MiB\n", static_cast<double>(memory_stats(options.device).peak_bytes) / (1 << 20));
   fmt::print("results             {}/<norm>-n<batch size>-s<seed>/{{run.json,metrics.csv,last.safetensors,best.safetensors}}\n", options.out);
   if (!options.no_figure) {
     const std::string problem = draw_figure(options);
@@ -43,6 +43,7 @@ int run_grid(const Program& program, int argc, char** argv) {
 
   const train::StopOnSignal signals;
   train::Progress progress;
+  if (const std::string device = cli::describe_device(options->device, options->machine); !device.empty()) progress.line("on " + device);
   std::vector<Result> results;
   for (size_t i = 0; i < cells.size(); ++i) {
     progress.line(fmt::format("[{}/{}] norm {}, batch size {}, seed {}{}", i + 1, cells.size(), cells[i].norm, cells[i].batch_size, cells[i].seed,

@@ -45,6 +45,7 @@ nn::Sequential make_model(const Options& options, const Cell& cell, int64_t inpu
   mlp.batch_norm.unbiased = unbiased_variance(options, cell.batch_size);
   nn::Sequential model = nn::MLP(mlp);
   model.init(static_cast<uint64_t>(cell.seed));
+  model.to(options.device);
   return model;
 }
 
@@ -68,14 +69,14 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Options& options, nn::Mod
 }
 
 // Population statistics (Ioffe & Szegedy 2015, algorithm 2): averages over training batches of the size that training has.
-void population_pass(nn::Sequential& model, const data::Loader& training) {
+void population_pass(nn::Sequential& model, const data::Loader& training, Device device) {
   data::LoaderOptions options = training.options();
   options.shuffle = false;
   data::Loader batches(training.dataset(), options);
   nn::recompute_population_statistics(model, [&] {
     const NoGrad guard;
     const int64_t count = train::trained_batches(batches);
-    for (auto batch = batches.begin(); batch != batches.end() && batch.index() < count; ++batch) model(batch->images);
+    for (auto batch = batches.begin(); batch != batches.end() && batch.index() < count; ++batch) model(batch->images.to(device));
   });
 }
 
@@ -177,14 +178,15 @@ std::optional<Result> run_cell(const Options& options, const Data& data, const C
   training.patience = options.patience;
   training.clip_norm = options.clip_norm;
   training.schedule = optim::Schedule::parse(options.schedule);
+  training.cuda_graph = options.machine.cuda_graph;
   training.folder = folder;
   training.progress = &progress;
   if (nn::NormSpec(cell.norm).couples_batch() && options.bn_eval == "population")
-    training.before_evaluation = [&] { population_pass(model, batches); };
+    training.before_evaluation = [&] { population_pass(model, batches, options.device); };
 
   train::RunLog log(folder, describe(options, cell));
   training.log = &log;
-  train::Classification task(model, batches);
+  train::Classification task(model, batches, {.device = options.device});
   task.add_split("validation", data.validation);
   task.add_split(options.comparison ? "training" : "test", data.second);  // the trainer's own rows are called "train"
   train::Trainer trainer(task, *optimizer, training);

@@ -23,6 +23,7 @@ namespace {
 
 struct Options {
   Settings settings;
+  cli::Machine machine;
   std::string out;
   bool json = false;
 };
@@ -41,10 +42,12 @@ std::optional<Options> parse_options(int argc, char** argv) {
   app.add_option("--seed", o.settings.seed, "Of weights, gains, biases and data")->type_name("N")->transform(cli::whole_at_least(0));
   app.add_option("--out", o.out, "Write norm_table.json, .svg and .png (a heat map; needs python3 with matplotlib) to this folder")->type_name("DIR");
   app.add_flag("--json", o.json, "Print one line of JSON instead of the tables");
+  cli::add_machine(app, o.machine, "Machine");
   if (!cli::parse(app, argc, argv)) return std::nullopt;
   // Nearer to 1 it changes too little for a clear no. (1 - 0.9 is below 0.1 by rounding.)
   if (std::abs(o.settings.factor - 1) < 0.1 - 1e-12)
     throw InputError(fmt::format("--factor: expected a value at least 0.1 from 1, got {}", o.settings.factor));
+  o.settings.device = cli::choose_device("norm_table", o.machine);
   return o;
 }
 

@@ -75,12 +75,13 @@ struct Experiment {
   Experiment(const nn::NormSpec& spec, const Settings& settings) : net(spec, settings.eps) {
     net.init(settings.seed);
     net.cast(DType::f64);
+    net.to(settings.device);
     Rng rng = Rng(settings.seed).stream("norm_table");
     for (const auto& [path, parameter] : net.named_parameters())  // gains and biases other than 1 and 0
       if (path.starts_with("norm.") || path == "linear.weight_g") parameter->set(rand(parameter->shape(), rng, DType::f64, 0.5, 1.5));
     weights = net.weights().value().clone();
-    x = randn(Net::is_sequence(spec) ? Shape{cases, length, inputs} : Shape{cases, inputs}, rng, DType::f64, 0.3);
-    labels = randint({cases}, 0, classes, rng);
+    x = randn(Net::is_sequence(spec) ? Shape{cases, length, inputs} : Shape{cases, inputs}, rng, DType::f64, 0.3).to(settings.device);
+    labels = randint({cases}, 0, classes, rng).to(settings.device);
   }
 
   Tensor output(const Tensor& w, const Tensor& data) {
@@ -94,7 +95,7 @@ Tensor rescaled_part(const Tensor& x, int64_t index, double factor) {
   Tensor factors = Tensor::ones({x.size(0)}, x.dtype());
   factors.mutable_data<double>()[index] = factor;
   for (int axis = 1; axis < x.rank(); ++axis) factors = unsqueeze(factors, -1);
-  return x * factors;
+  return x * factors.to(x.device());
 }
 
 double deviation(const Tensor& changed, const Tensor& before) { return max(abs(changed - before)).item() / max(abs(before)).item(); }
@@ -133,7 +134,7 @@ std::vector<Row> invariances(const Settings& settings) {
     Experiment experiment(expected.norm, settings);
     const Tensor &w = experiment.weights, &x = experiment.x;
     Rng rng = Rng(settings.seed).stream("shifts");
-    const Tensor shift = randn({inputs}, rng, DType::f64);
+    const Tensor shift = randn({inputs}, rng, DType::f64).to(settings.device);
     const std::array<std::pair<Tensor, Tensor>, changes.size()> changed{{
         {w * settings.factor, x},
         {w + shift, x},

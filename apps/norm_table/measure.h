@@ -6,12 +6,15 @@
 #include <string>
 #include <vector>
 
+#include <lamina/core/device.h>
+
 namespace lamina::norm_table {
 
 struct Settings {
   double eps = 0;       // of the normalisers; the claims hold as it goes to 0
   double factor = 1.7;  // what is re-scaled is multiplied by; above 0
   uint64_t seed = 1;    // of weights, gains, biases and data
+  Device device = Device::cpu();
 };
 
 /// The columns of the table: what is done to the weights w [units, inputs] or the cases x [N, inputs].

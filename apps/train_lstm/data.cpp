@@ -90,7 +90,7 @@ Data load_text(const Options& o) {
   data.recipe.bptt = o.bptt;
   data.description = fmt::format("{}: {} {}s of {} kinds, of which the last {} validate", o.file, counted(count), o.unit, text->vocabulary.size(),
                                  counted(validating));
-  data.make_task = [text, options, device = Device::parse(o.device)](train::SequenceModel& model) {
+  data.make_task = [text, options, device = o.device](train::SequenceModel& model) {
     return std::make_unique<OwningLanguageTask>(model, text, options, device);
   };
   return data;
@@ -144,7 +144,7 @@ Data load_images(const Options& o) {
   data.description =
       fmt::format("{} images train, {} validate, {} test; {} steps of {}", counted(images->train.size()), counted(images->validation.size()),
                   counted(images->test.size()), data.recipe.max_steps, o.task == "rows" ? "28 pixels" : "a pixel");
-  data.make_task = [images, options, recipe = data.recipe, device = Device::parse(o.device)](train::SequenceModel& model) {
+  data.make_task = [images, options, recipe = data.recipe, device = o.device](train::SequenceModel& model) {
     return std::make_unique<ImageTask>(classifier_of(model, recipe), *images, options, device);
   };
   return data;
@@ -179,7 +179,7 @@ Data load_drawn(const Options& o) {
                                         {"data.length", std::to_string(o.length)},
                                         {"data.batch_size", std::to_string(o.batch_size)},
                                         {"data.seed", std::to_string(o.seed)}}};
-  data.make_task = [training, validation, device = Device::parse(o.device)](train::SequenceModel& model) {
+  data.make_task = [training, validation, device = o.device](train::SequenceModel& model) {
     auto task = std::make_unique<train::SequenceTask>(model, training, device);
     task->add_split("validation", validation);
     return task;
@@ -262,7 +262,7 @@ Data load_csv(const Options& o) {
       train::source_of(training, {.batch_size = o.batch_size, .shuffle_seed = static_cast<uint64_t>(o.seed), .drop_single = true});
   const train::SequenceSource validation_source = train::source_of(validation, {.batch_size = eval_batch, .shuffle = false});
   data.batches = source.batches;
-  data.make_task = [source, validation_source, device = Device::parse(o.device)](train::SequenceModel& model) {
+  data.make_task = [source, validation_source, device = o.device](train::SequenceModel& model) {
     auto task = std::make_unique<train::SequenceTask>(model, source, device);
     task->add_split("validation", validation_source);
     return task;
@@ -304,7 +304,7 @@ data::CsvSequences read_known(const std::string& path, const Recipe& recipe, boo
 }
 
 Evaluations load_evaluations(const Options& o, const Recipe& recipe) {
-  const Device device = Device::parse(o.device);
+  const Device device = o.device;
   const bool needs_file = recipe.task == "text" || recipe.task == "csv";
   if (needs_file == o.file.empty())
     throw InputError(needs_file ? fmt::format("--eval: a model of {} needs a file: train_lstm --eval {} FILE", recipe.task, o.eval)

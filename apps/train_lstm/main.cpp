@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 void print_results(const Options& options, const std::vector<Result>& results) {
   const bool comparison = !options.norms.empty();
-  fmt::print("{}\npeak tensor memory  {:.1f} MiB\n", table(results), static_cast<double>(memory_stats().peak_bytes) / (1 << 20));
+  fmt::print("{}\npeak tensor memory  {:.1f} MiB\n", table(results), static_cast<double>(memory_stats(options.device).peak_bytes) / (1 << 20));
   fmt::print("results             {}{}/{{run.json,metrics.csv,last.safetensors,best.safetensors}}\n", options.out, comparison ? "/<norm>" : "");
   if (options.task == "text" && !comparison) fmt::print("text from it        train_lstm --sample 500 --out {}\n", options.out);
   if (comparison && !options.no_figure) {
@@ -53,6 +53,7 @@ int train(const Options& options) {
   const train::StopOnSignal signals;
   train::Progress progress;
   progress.line(data.description);
+  if (const std::string device = cli::describe_device(options.device, options.machine); !device.empty()) progress.line("on " + device);
   std::vector<Result> results;
   for (size_t i = 0; i < norms.size(); ++i) {
     progress.line(fmt::format("[{}/{}] {}, norm {}{}", i + 1, norms.size(), options.cell, norms[i], finished[i] ? ": finished before" : ""));

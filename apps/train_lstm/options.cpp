@@ -143,7 +143,7 @@ void add_files(CLI::App& app, Options& o) {
   grouped(app.add_flag("--resume", o.resume, "Continue the run in OUT, bitwise as if never stopped"), group, "");
   grouped(app.add_flag("--json", o.json, "Print the results as JSON in the last line; errors as fractions"), group, "");
   grouped(app.add_flag("--no-figure", o.no_figure, "Do not draw the figure of --norms (it needs python3 with matplotlib)"), group, "");
-  grouped(app.add_option("--device", o.device, "auto (a GPU if there is one), cpu, cuda"), group, "NAME");
+  cli::add_machine(app, o.machine, group, true);
   grouped(app.add_option("--threads", o.threads, "Threads; 0: all cores this process may use"), group, "N")->transform(cli::whole_at_least(0));
 }
 
@@ -224,7 +224,6 @@ void check(const CLI::App& app, const Options& o) {
     if (app.count(option) > 0 && o.sample == 0) throw InputError(fmt::format("{}: needs --sample N", option));
   if (app.count("--checkpoint") > 0 && o.sample == 0 && o.predict.empty()) throw InputError("--checkpoint: needs --sample or --predict");
   if (modes == 0) check_training(app, o);
-  named("--device", [&] { Device::parse(o.device); });
   if (o.threads > 1024) throw InputError(fmt::format("--threads: expected at most 1024, got {}", o.threads));
 }
 
@@ -242,6 +241,7 @@ std::optional<Options> parse_options(int argc, char** argv) {
   add_files(app, options);
   if (!cli::parse(app, argc, argv)) return std::nullopt;
   check(app, options);
+  options.device = cli::choose_device("train_lstm", options.machine);
   return options;
 }
 
@@ -293,11 +293,12 @@ train::RunInfo describe(const Options& o, const std::string& norm) {
   add("eval_every", o.eval_every);
   add("checkpoint_every", o.checkpoint_every);
   add("seed", o.seed);
+  if (o.machine.tf32) add("tf32", true);
   return {"train_lstm",
           std::move(config),
-          {"epochs", "steps", "patience", "eval_every", "checkpoint_every", "data", "file"},
+          {"epochs", "steps", "patience", "eval_every", "checkpoint_every", "data", "file", "tf32"},
           static_cast<uint64_t>(o.seed),
-          Device::parse(o.device)};
+          o.device};
 }
 
 }  // namespace lamina::train_lstm

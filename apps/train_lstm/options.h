@@ -9,6 +9,8 @@
 #include <lamina/nn/rnn.h>
 #include <lamina/train/run_log.h>
 
+#include "common/cli.h"
+
 namespace lamina::train_lstm {
 
 struct Options {
@@ -59,7 +61,8 @@ struct Options {
   std::string prompt;
   std::string checkpoint;
 
-  std::string device = "auto";
+  cli::Machine machine;
+  Device device;  // that `machine` came to
   int threads = 0;
 };
 

@@ -60,6 +60,7 @@ train::TrainerOptions trainer_options(const Options& options, const Data& data, 
   training.patience = options.patience;
   training.clip_norm = options.clip;
   training.schedule = optim::Schedule::parse(options.schedule);
+  training.cuda_graph = options.machine.cuda_graph;
   training.metadata = to_metadata(recipe);
   return training;
 }
@@ -72,7 +73,7 @@ struct Parts {
 
   Parts(const Options& options, const Data& data, const Recipe& recipe) : model(model_options(recipe)) {
     model.init(static_cast<uint64_t>(options.seed));
-    model.to(Device::parse(options.device));
+    model.to(options.device);
     optimizer = make_optimizer(options, model);
     task = data.make_task(model);
   }

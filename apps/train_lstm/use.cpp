@@ -27,7 +27,7 @@ constexpr int64_t predict_batch = 250;
 
 Loaded load(const Options& options, const std::string& path) {
   Loaded loaded = load_model(path);
-  loaded.model->to(Device::parse(options.device));
+  loaded.model->to(options.device);
   return loaded;
 }
 
@@ -102,7 +102,7 @@ void evaluate(const Options& options) {
 void predict(const Options& options) {
   const Loaded loaded = load(options, checkpoint_of(options));
   const Recipe& recipe = loaded.recipe;
-  const Device device = Device::parse(options.device);
+  const Device device = options.device;
   const NoGrad guard;
   if (recipe.task == "csv") {
     const data::CsvSequences file = read_known(options.predict, recipe, false);
@@ -135,7 +135,7 @@ void sample(const Options& options) {
   const data::Vocabulary vocabulary = data::Vocabulary::parse(loaded.recipe.vocabulary);
   std::vector<int32_t> ids = vocabulary.encode(options.prompt, "--prompt");
   if (ids.empty()) ids = {static_cast<int32_t>(std::max<int64_t>(vocabulary.find('\n'), 0))};  // read, but not printed
-  const Device device = Device::parse(options.device);
+  const Device device = options.device;
   const NoGrad guard;
   Rng rng = Rng(static_cast<uint64_t>(options.seed)).stream("sample");
   nn::RecurrentState state;

@@ -244,7 +244,7 @@ void Backward::give_product(int input, const Tensor& dy, const Tensor& x) {
   if (!accepts(frame_, input, shape, x.dtype(), x.device())) return;
   const Edge& edge = frame_.node.edges[static_cast<size_t>(input)];
   Gradient product{Tensor(), {{dy, x}}, 1};
-  if (edge.leaf && lamina::detail::worth_factoring(x.size(0), shape))
+  if (edge.leaf && lamina::detail::worth_factoring(x.size(0), shape, x.device()))
     product.factors[0] = {dy.clone(), x.clone()};
   else
     lamina::detail::materialise(product, shape);

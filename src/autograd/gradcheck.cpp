@@ -7,6 +7,8 @@
 #include <limits>
 
 #include "core/format.h"
+#include "core/tensor_impl.h"
+#include "kernels/kernels.h"
 
 namespace lamina {
 
@@ -15,12 +17,28 @@ namespace {
 using Function = std::function<Tensor(const std::vector<Tensor>&)>;
 
 double inner_product(const Tensor& a, const Tensor& b) {
-  const double* x = a.data<double>();
-  const double* y = b.data<double>();
+  const Tensor x = a.to(Device::cpu()), y = b.to(Device::cpu());
+  const double *xs = x.data<double>(), *ys = y.data<double>();
   long double sum = 0;  // the difference of two losses loses digits: carry more of them
-  for (int64_t i = 0; i < a.numel(); ++i) sum += static_cast<long double>(x[i]) * y[i];
+  for (int64_t i = 0; i < x.numel(); ++i) sum += static_cast<long double>(xs[i]) * ys[i];
   return static_cast<double>(sum);
 }
+
+/// One element, which may be on a GPU.
+class Element {
+ public:
+  Element(Tensor& tensor, int64_t at) : tensor_(tensor), at_(at) {}
+  double get() const {
+    double value = 0;
+    kernels::move(tensor_.device())->copy(sizeof value, tensor_.data<double>() + at_, &value);
+    return value;
+  }
+  void set(double value) const { kernels::move(tensor_.device())->copy(sizeof value, &value, tensor_.mutable_data<double>() + at_); }
+
+ private:
+  Tensor& tensor_;
+  int64_t at_;
+};
 
 struct Mismatch {
   size_t input;
@@ -39,7 +57,7 @@ class Checker {
     const Tensor y = fn_(inputs_);
     if (y.dtype() != DType::f64) fail("gradcheck", "the function's result: expected f64, got {}", y.dtype());
     Rng rng(options_.seed);
-    cotangent_ = randn(y.shape(), rng, DType::f64);
+    cotangent_ = randn(y.shape(), rng, DType::f64).to(y.device());
   }
 
   GradcheckResult run() {
@@ -79,20 +97,21 @@ class Checker {
     // A second pass over the same graph must add the same gradient again, from saved state that the first pass left intact.
     if (reused && y.requires_grad()) y.backward(cotangent_);
     std::vector<Tensor> result;
-    for (const Tensor& input : inputs_) result.push_back(input.grad());
+    for (const Tensor& input : inputs_) result.push_back(input.grad().defined() ? input.grad().to(Device::cpu()) : Tensor());
     return result;
   }
 
   double numeric(size_t input, int64_t coordinate) {
-    double* value = inputs_[input].mutable_data<double>() + coordinate;
-    const double saved = *value;
+    const Element value(inputs_[input], coordinate);
+    const double saved = value.get();
     const double step = options_.step * std::max(1.0, std::abs(saved));
     // Differences of what is representable, not of the wished-for step.
-    *value = saved + step;
-    const double high = *value, above = loss();
-    *value = saved - step;
-    const double low = *value, below = loss();
-    *value = saved;
+    const double high = saved + step, low = saved - step;
+    value.set(high);
+    const double above = loss();
+    value.set(low);
+    const double below = loss();
+    value.set(saved);
     return (above - below) / (high - low);
   }
 

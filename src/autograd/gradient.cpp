@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <utility>
 
 #include "core/tensor_impl.h"
 #include "kernels/kernels.h"
@@ -38,8 +39,8 @@ int64_t Gradient::rows() const {
   return count;
 }
 
-bool worth_factoring(int64_t rows, const Shape& weight) {
-  return rows > 0 && rows <= max_factor_rows && rows * (weight[0] + weight[1]) < weight.numel();
+bool worth_factoring(int64_t rows, const Shape& weight, Device device) {
+  return device.is_cpu() && rows > 0 && rows <= max_factor_rows && rows * (weight[0] + weight[1]) < weight.numel();
 }
 
 void materialise(Gradient& gradient, const Shape& shape) {
@@ -98,14 +99,38 @@ void accumulate(Gradient& into, Gradient more, const Shape& shape) {
   }
 }
 
+namespace {
+
+/// sum += the squares of a dense gradient, in its device's memory.
+void add_squares(const Tensor& dense, Tensor& sum) {
+  with_float("gradient", dense.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    kernels::reduce<T>(dense.device())->sum_of_squares(dense.numel(), dense.data<T>(), sum.mutable_data<double>());
+  });
+}
+
+}  // namespace
+
+double sum_of_squares(const std::vector<const Gradient*>& gradients) {
+  double sum = 0;
+  Tensor there;  // what a GPU adds up
+  for (const Gradient* gradient : gradients) {
+    if (!gradient->dense.defined() || gradient->dense.device().is_cpu()) {
+      sum += sum_of_squares(*gradient);
+      continue;
+    }
+    if (there.defined() && !(there.device() == gradient->dense.device())) sum += std::exchange(there, Tensor()).item();
+    if (!there.defined()) there = Tensor::zeros({}, DType::f64, gradient->dense.device());
+    add_squares(gradient->dense, there);
+  }
+  return there.defined() ? sum + there.item() : sum;
+}
+
 double sum_of_squares(const Gradient& gradient) {
   if (gradient.dense.defined()) {
-    return with_float("gradient", gradient.dense.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      Tensor sum = Tensor::zeros({}, DType::f64, gradient.dense.device());
-      kernels::reduce<T>(gradient.dense.device())->sum_of_squares(gradient.dense.numel(), gradient.dense.data<T>(), sum.mutable_data<double>());
-      return sum.item();
-    });
+    Tensor sum = Tensor::zeros({}, DType::f64, gradient.dense.device());
+    add_squares(gradient.dense, sum);
+    return sum.item();
   }
   double sum = 0;
   for (const Factors& a : gradient.factors)

@@ -27,8 +27,9 @@ struct Gradient {
 /// Rows up to which factors stay factors: beyond, forming the product costs less than walking the rows once per element of the update.
 constexpr int64_t max_factor_rows = 16;
 
-/// Whether a gradient [O, C] from N rows is better held as factors.
-bool worth_factoring(int64_t rows, const Shape& weight);
+/// Whether a gradient [O, C] from N rows is better held as factors. Never on a GPU: the product is in its cache when the update reads it, and one
+/// launch serves all parameters there, while factors would want one each, and copies of dy and x.
+bool worth_factoring(int64_t rows, const Shape& weight, Device device);
 
 /// Forms the product, if it is not formed yet; the result is `gradient.dense`.
 void materialise(Gradient& gradient, const Shape& shape);
@@ -44,6 +45,8 @@ Tensor owned(Tensor tensor);
 
 /// sum of squares of all elements, in double; from the factors it is the sum over pairs of rows <dy_i, dy_j> <x_i, x_j>.
 double sum_of_squares(const Gradient& gradient);
+/// Of all of them; waits for a GPU once.
+double sum_of_squares(const std::vector<const Gradient*>& gradients);
 /// Multiplies by a number.
 void rescale(Gradient& gradient, double factor);
 /// Whether every element is finite.

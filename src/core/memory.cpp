@@ -5,7 +5,9 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #if defined(__linux__)
@@ -85,12 +87,8 @@ class Pool {
     const SizeClass size = size_class(bytes);
     const std::lock_guard lock(mutex_);
     if (limit_ > 0 && stats_.current_bytes + size.bytes > limit_) fail_out_of_memory(size.bytes);
-    void* pointer = nullptr;
-    if (auto& list = free_[size.index]; !list.empty()) {
-      pointer = list.back();
-      list.pop_back();
-      stats_.cached_bytes -= size.bytes;
-    } else {
+    void* pointer = open_arena_ > 0 ? from_arena(size) : take(free_, size);
+    if (!pointer) {
       pointer = from_system(size.bytes);
       if (!pointer) {
         release_cached();
@@ -108,10 +106,29 @@ class Pool {
   void release(void* pointer, int64_t bytes) {
     const SizeClass size = size_class(bytes);
     const std::lock_guard lock(mutex_);
-    free_[size.index].push_back(pointer);
+    lists_of(pointer)[size.index].push_back(pointer);
     stats_.current_bytes -= size.bytes;
     stats_.cached_bytes += size.bytes;
     if (device_.is_cpu()) ASAN_POISON_MEMORY_REGION(pointer, static_cast<size_t>(size.bytes));
+  }
+
+  int open_arena() {
+    const std::lock_guard lock(mutex_);
+    if (open_arena_ > 0) fail("memory", "an arena is open already");
+    open_arena_ = ++last_arena_;
+    arenas_[open_arena_];
+    return open_arena_;
+  }
+  void close_arena() {
+    const std::lock_guard lock(mutex_);
+    open_arena_ = 0;
+  }
+  void drop_arena(int arena) {
+    const std::lock_guard lock(mutex_);
+    Lists& lists = arenas_.at(arena);
+    for (size_t i = 0; i < lists.size(); ++i) free_[i].insert(free_[i].end(), lists[i].begin(), lists[i].end());
+    arenas_.erase(arena);
+    std::erase_if(owners_, [arena](const auto& owner) { return owner.second == arena; });
   }
 
   void release_all_cached() {
@@ -133,6 +150,30 @@ class Pool {
   }
 
  private:
+  using Lists = std::array<std::vector<void*>, 192>;
+
+  /// Null when there is none.
+  void* take(Lists& lists, const SizeClass& size) {
+    auto& list = lists[size.index];
+    if (list.empty()) return nullptr;
+    void* const pointer = list.back();
+    list.pop_back();
+    stats_.cached_bytes -= size.bytes;
+    return pointer;
+  }
+  void* from_arena(const SizeClass& size) {
+    if (void* const pointer = take(arenas_.at(open_arena_), size)) return pointer;
+    void* const pointer = take(free_, size);
+    if (!pointer) fail("memory", "a captured step needs {} more at once than the steps before it did", human(size.bytes));
+    owners_[pointer] = open_arena_;
+    return pointer;
+  }
+  Lists& lists_of(void* pointer) {
+    if (owners_.empty()) return free_;
+    const auto owner = owners_.find(pointer);
+    return owner == owners_.end() ? free_ : arenas_.at(owner->second);
+  }
+
   void* from_system(int64_t bytes) const { return kernels::on_cuda(device_) ? kernels::CudaBackend::allocate(bytes) : system_allocate(bytes); }
 
   void release_cached() {
@@ -157,7 +198,10 @@ class Pool {
 
   const Device device_;
   std::mutex mutex_;
-  std::array<std::vector<void*>, 192> free_;
+  Lists free_;
+  std::map<int, Lists> arenas_;
+  std::unordered_map<void*, int> owners_;  // of buffers of arenas
+  int open_arena_ = 0, last_arena_ = 0;    // 0: none
   MemoryStats stats_;
   int64_t limit_ = 0;
 };
@@ -189,6 +233,10 @@ void* allocate(int64_t bytes, Device device) { return bytes == 0 ? nullptr : poo
 void release(void* pointer, int64_t bytes, Device device) {
   if (pointer) pool(device).release(pointer, bytes);
 }
+
+int open_arena(Device device) { return pool(device).open_arena(); }
+void close_arena(Device device) { pool(device).close_arena(); }
+void drop_arena(int arena, Device device) { pool(device).drop_arena(arena); }
 
 }  // namespace detail
 }  // namespace lamina

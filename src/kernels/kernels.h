@@ -12,6 +12,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/gemm.h"
 #include "kernels/index.h"
+#include "kernels/loss.h"
 #include "kernels/move.h"
 #include "kernels/norm.h"
 #include "kernels/optimizer.h"
@@ -38,6 +39,8 @@ struct CpuBackend {
   template <class T>
   static const SoftmaxKernels<T>& softmax();
   template <class T>
+  static const LossKernels<T>& loss();
+  template <class T>
   static const RandomKernels<T>& random();
   template <class T>
   static const OptimizerKernels<T>& optimizer();
@@ -62,12 +65,15 @@ struct CudaBackend {
   template <class T>
   static const SoftmaxKernels<T>& softmax();
   template <class T>
+  static const LossKernels<T>& loss();
+  template <class T>
   static const RandomKernels<T>& random();
   template <class T>
   static const OptimizerKernels<T>& optimizer();
   template <class T>
   static const RecurrentKernels<T>& recurrent();
   static const MoveKernels& move();
+  static const StepKernels& step();
 
   static bool built();
   /// GPUs that can be used; 0 also where the driver is missing or too old, and then why_none() says so.
@@ -86,6 +92,14 @@ struct CudaBackend {
   /// Waits until all work is done; throws what went wrong in it.
   static void synchronize();
 
+  // Work of the current GPU as a graph. From begin_capture() on it is written down instead of done; the host must not wait or copy then.
+  static void begin_capture();
+  static void* end_capture();
+  /// After an error in between.
+  static void abandon_capture() noexcept;
+  static void launch_graph(void* graph);
+  static void drop_graph(void* graph) noexcept;
+
   /// Of the products of all GPUs: whether f32 may be rounded to TF32.
   static void allow_tf32(bool allow);
 };
@@ -101,41 +115,45 @@ inline bool on_cuda(Device device) {
 // T = float or double.
 template <class T>
 Timed<GemmKernels<T>> gemm(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::gemm<T>() : CpuBackend::gemm<T>(), Family::gemm);
+  return Timed(on_cuda(device) ? CudaBackend::gemm<T>() : CpuBackend::gemm<T>(), Family::gemm, device);
 }
 template <class T>
 Timed<ReduceKernels<T>> reduce(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::reduce<T>() : CpuBackend::reduce<T>(), Family::reduce);
+  return Timed(on_cuda(device) ? CudaBackend::reduce<T>() : CpuBackend::reduce<T>(), Family::reduce, device);
 }
 template <class T>
 Timed<NormKernels<T>> norm(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::norm<T>() : CpuBackend::norm<T>(), Family::norm);
+  return Timed(on_cuda(device) ? CudaBackend::norm<T>() : CpuBackend::norm<T>(), Family::norm, device);
 }
 template <class T>
 Timed<SoftmaxKernels<T>> softmax(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::softmax<T>() : CpuBackend::softmax<T>(), Family::softmax);
+  return Timed(on_cuda(device) ? CudaBackend::softmax<T>() : CpuBackend::softmax<T>(), Family::softmax, device);
+}
+template <class T>
+Timed<LossKernels<T>> loss(Device device) {
+  return Timed(on_cuda(device) ? CudaBackend::loss<T>() : CpuBackend::loss<T>(), Family::loss, device);
 }
 template <class T>
 Timed<RandomKernels<T>> random(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::random<T>() : CpuBackend::random<T>(), Family::random);
+  return Timed(on_cuda(device) ? CudaBackend::random<T>() : CpuBackend::random<T>(), Family::random, device);
 }
 template <class T>
 Timed<OptimizerKernels<T>> optimizer(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::optimizer<T>() : CpuBackend::optimizer<T>(), Family::optimizer);
+  return Timed(on_cuda(device) ? CudaBackend::optimizer<T>() : CpuBackend::optimizer<T>(), Family::optimizer, device);
 }
 template <class T>
 Timed<RecurrentKernels<T>> recurrent(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::recurrent<T>() : CpuBackend::recurrent<T>(), Family::recurrent);
+  return Timed(on_cuda(device) ? CudaBackend::recurrent<T>() : CpuBackend::recurrent<T>(), Family::recurrent, device);
 }
 // T = float, double, int64_t or uint8_t (the integers: only what elementwise.h and index.h say).
 template <class T>
 Timed<ElementwiseKernels<T>> elementwise(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::elementwise<T>() : CpuBackend::elementwise<T>(), Family::elementwise);
+  return Timed(on_cuda(device) ? CudaBackend::elementwise<T>() : CpuBackend::elementwise<T>(), Family::elementwise, device);
 }
 template <class T>
 Timed<IndexKernels<T>> index(Device device) {
-  return Timed(on_cuda(device) ? CudaBackend::index<T>() : CpuBackend::index<T>(), Family::index);
+  return Timed(on_cuda(device) ? CudaBackend::index<T>() : CpuBackend::index<T>(), Family::index, device);
 }
-inline Timed<MoveKernels> move(Device device) { return Timed(on_cuda(device) ? CudaBackend::move() : CpuBackend::move(), Family::move); }
+inline Timed<MoveKernels> move(Device device) { return Timed(on_cuda(device) ? CudaBackend::move() : CpuBackend::move(), Family::move, device); }
 
 }  // namespace lamina::kernels

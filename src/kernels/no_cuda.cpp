@@ -35,6 +35,10 @@ const SoftmaxKernels<T>& CudaBackend::softmax() {
   fail_no_cuda();
 }
 template <class T>
+const LossKernels<T>& CudaBackend::loss() {
+  fail_no_cuda();
+}
+template <class T>
 const RandomKernels<T>& CudaBackend::random() {
   fail_no_cuda();
 }
@@ -47,6 +51,7 @@ const RecurrentKernels<T>& CudaBackend::recurrent() {
   fail_no_cuda();
 }
 const MoveKernels& CudaBackend::move() { fail_no_cuda(); }
+const StepKernels& CudaBackend::step() { fail_no_cuda(); }
 
 #define LAMINA_INSTANTIATE_FLOAT(T)                             \
   template const GemmKernels<T>& CudaBackend::gemm();           \
@@ -54,6 +59,7 @@ const MoveKernels& CudaBackend::move() { fail_no_cuda(); }
   template const NormKernels<T>& CudaBackend::norm();           \
   template const SoftmaxKernels<T>& CudaBackend::softmax();     \
   template const OptimizerKernels<T>& CudaBackend::optimizer(); \
+  template const LossKernels<T>& CudaBackend::loss();           \
   template const RecurrentKernels<T>& CudaBackend::recurrent();
 LAMINA_INSTANTIATE_FLOAT(float)
 LAMINA_INSTANTIATE_FLOAT(double)
@@ -79,6 +85,11 @@ void* CudaBackend::allocate(int64_t) { fail_no_cuda(); }
 void CudaBackend::release(void*) noexcept {}
 std::pair<int64_t, int64_t> CudaBackend::memory() { fail_no_cuda(); }
 void CudaBackend::synchronize() { fail_no_cuda(); }
+void CudaBackend::begin_capture() { fail_no_cuda(); }
+void* CudaBackend::end_capture() { fail_no_cuda(); }
+void CudaBackend::abandon_capture() noexcept {}
+void CudaBackend::launch_graph(void*) { fail_no_cuda(); }
+void CudaBackend::drop_graph(void*) noexcept {}
 void CudaBackend::allow_tf32(bool) {}
 
 }  // namespace lamina::kernels

@@ -34,6 +34,19 @@ struct ChannelNorm {
   double eps = 1e-5;
 };
 
+/// Running statistics of a batch or instance norm: running = (1 - momentum) running + momentum batch. A batch of which one statistic is not finite is
+/// left out whole: it must not spoil every later evaluation.
+template <class T>
+struct RunningChannels {
+  int64_t channels = 0;
+  double momentum = 0.1;
+  bool cumulative = false;                              // 1 / batches_tracked instead
+  double unbiased = 1;                                  // times batch_var is the unbiased variance
+  const T *batch_mean = nullptr, *batch_var = nullptr;  // [channels]; var null: mean-only norms keep none
+  T *mean = nullptr, *var = nullptr;
+  int64_t* batches_tracked = nullptr;  // grows by 1; null: nobody counts
+};
+
 template <class T>
 struct NormKernels {
   virtual ~NormKernels() = default;
@@ -57,6 +70,7 @@ struct NormKernels {
   /// constants.
   virtual void channel_backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy,
                                 T* dx, T* dgain, T* dbias) const = 0;
+  virtual void move_running(const RunningChannels<T>& work) const = 0;
 };
 
 }  // namespace lamina::kernels

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <exception>
+
+#include "kernels/kernels.h"
 
 namespace lamina {
 namespace kernels {
@@ -14,14 +17,21 @@ struct Total {
   std::atomic<int64_t> calls{0}, nanoseconds{0};
 };
 std::array<Total, family_count> totals;
-constexpr std::array<const char*, family_count> names{"gemm",    "elementwise", "reduce",    "index",     "norm",
-                                                      "softmax", "random",      "optimizer", "recurrent", "move"};
+constexpr std::array<const char*, family_count> names{"gemm",   "elementwise", "reduce",    "index", "norm", "softmax",
+                                                      "random", "optimizer",   "recurrent", "move",  "loss"};
 
 }  // namespace
 
 std::atomic<bool> profiling{false};
 
 int64_t profile_clock() { return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+void wait_for_gpu() noexcept {
+  try {
+    CudaBackend::synchronize();
+  } catch (const std::exception&) {  // whoever waits next is told
+  }
+}
 
 void add_to_profile(Family family, int64_t nanoseconds) {
   Total& total = totals[static_cast<size_t>(family)];

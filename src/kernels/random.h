@@ -3,8 +3,44 @@
 // of block counter + i / 4; of a 64-bit kind (two numbers each) the pair i % 2 of block counter + i / 2.
 
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace lamina::kernels {
+
+/// A step that a CUDA graph runs again, for the length of its capture, on this thread: how far its streams are then depends on the steps done since.
+class RepeatedStep {
+ public:
+  struct Advance {
+    uint64_t key, blocks;
+  };
+  /// *steps, in the device's memory, is `now` at the capture, and one more with each step; a stream advances by so many blocks a step.
+  RepeatedStep(const int64_t* steps, int64_t now, std::vector<Advance> advances)
+      : steps_(steps), now_(now), advances_(std::move(advances)), outer_(innermost) {
+    innermost = this;
+  }
+  ~RepeatedStep() { innermost = outer_; }
+  RepeatedStep(const RepeatedStep&) = delete;
+  RepeatedStep& operator=(const RepeatedStep&) = delete;
+
+  const int64_t* steps() const { return steps_; }
+  int64_t now() const { return now_; }
+  /// Of a stream; null when it is not known.
+  const Advance* find(uint64_t key) const {
+    for (const Advance& advance : advances_)
+      if (advance.key == key) return &advance;
+    return nullptr;
+  }
+  /// Of this thread, or null.
+  static const RepeatedStep* current() { return innermost; }
+
+ private:
+  static inline thread_local const RepeatedStep* innermost = nullptr;
+  const int64_t* steps_;
+  int64_t now_;
+  std::vector<Advance> advances_;
+  const RepeatedStep* outer_;
+};
 
 /// T = float or double (bernoulli also uint8_t).
 template <class T>

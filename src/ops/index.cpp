@@ -2,7 +2,10 @@
 #include <lamina/ops/elementwise.h>
 #include <lamina/ops/shape_ops.h>
 
+#include <algorithm>
+
 #include "core/tensor_impl.h"
+#include "kernels/cuda/fault.h"
 #include "kernels/kernels.h"
 #include "ops/broadcast.h"
 
@@ -18,10 +21,13 @@ std::string position_text(const Shape& shape, int64_t flat) {
   return fmt::format("[{}]", fmt::join(position, ", "));
 }
 
-/// Throws unless every element of `index` (i64) is in [0, limit); `what` says of what, e.g. "axis 1 of [4, 5]".
+/// Throws unless every element of `index` (i64) is in [0, limit); `what` says of what, e.g. "axis 1 of [4, 5]". On a GPU the kernels look at the
+/// elements, and a FaultName gives them these names.
 template <class What>
-void check_index(const char* op, const char* argument, const Tensor& index, int64_t limit, What&& what) {
+void check_index(const char* op, const char* argument, const Tensor& index, Device device, int64_t limit, What&& what) {
   if (index.dtype() != DType::i64) fail(op, "{}: expected i64, got {} {}", argument, index.dtype(), index.shape());
+  if (!(index.device() == device)) fail(op, "{}: expected it on {}, got {}", argument, device, index.device());
+  if (!device.is_cpu()) return;
   const int64_t* values = index.data<int64_t>();
   const int64_t bad = kernels::first_out_of_range(index.numel(), values, limit);
   if (bad < index.numel())
@@ -33,11 +39,12 @@ void check_index(const char* op, const char* argument, const Tensor& index, int6
 Tensor index_select(const Tensor& x, int axis, const Tensor& index) {
   axis = x.shape().normalize_axis(axis, "index_select");
   if (index.rank() != 1) fail("index_select", "index: expected one axis, got {}", index.shape());
-  check_index("index_select", "index", index, x.size(axis), [&] { return fmt::format("axis {} of {}", axis, x.shape()); });
+  check_index("index_select", "index", index, x.device(), x.size(axis), [&] { return fmt::format("axis {} of {}", axis, x.shape()); });
   const auto blocks = ops::blocks_around(x.shape(), axis);
   const int64_t count = index.numel(), row = blocks.inner * static_cast<int64_t>(size_of(x.dtype()));
   Tensor y = Tensor::empty(x.shape().with(axis, count), x.dtype(), x.device());
   if (y.numel() > 0) {
+    const kernels::FaultName name("index_select", "index");
     const char* source = static_cast<const char*>(x.raw_data());
     char* target = static_cast<char*>(y.mutable_raw_data());
     for (int64_t o = 0; o < blocks.outer; ++o)
@@ -69,10 +76,11 @@ Tensor gather(const Tensor& x, int axis, const Tensor& index) {
     if (index.size(i) > x.size(i)) fail("gather", "index: {} is larger than x, {}, along axis {}", index.shape(), x.shape(), i);
     return gather(slice(x, i, 0, index.size(i)), axis, index);
   }
-  check_index("gather", "index", index, x.size(axis), [&] { return fmt::format("axis {} of {}", axis, x.shape()); });
+  check_index("gather", "index", index, x.device(), x.size(axis), [&] { return fmt::format("axis {} of {}", axis, x.shape()); });
   const auto blocks = ops::blocks_around(x.shape(), axis);
   const int64_t count = index.size(axis);
   Tensor y = Tensor::empty(index.shape(), x.dtype(), x.device());
+  const kernels::FaultName name("gather", "index");
   if (y.numel() > 0)
     with_type(x.dtype(), [&](auto zero) {
       using T = decltype(zero);
@@ -96,8 +104,9 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding) {
   if (table.rank() != 2) fail("embedding", "table: expected [V, C], got {}", table.shape());
   const int64_t rows = table.size(0), width = table.size(1);
   if (padding < -1 || padding >= rows) fail("embedding", "padding: expected -1 or a row of the table {}, got {}", table.shape(), padding);
-  check_index("embedding", "ids", ids, rows, [&] { return fmt::format("the table is {}", table.shape()); });
+  check_index("embedding", "ids", ids, table.device(), rows, [&] { return fmt::format("the table is {}", table.shape()); });
   Tensor y = Tensor::empty(ids.shape().insert(ids.rank(), width), table.dtype(), table.device());
+  const kernels::FaultName name("embedding", "ids");
   if (y.numel() > 0)
     kernels::move(table.device())
         ->gather_rows(ids.numel(), rows, width * static_cast<int64_t>(size_of(table.dtype())), table.raw_data(), ids.data<int64_t>(),
@@ -120,7 +129,13 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding) {
 
 Tensor one_hot(const Tensor& index, int64_t classes, DType dtype) {
   if (classes < 0) fail("one_hot", "expected a number of classes >= 0, got {}", classes);
-  check_index("one_hot", "index", index, classes, [&] { return fmt::format("{} classes", classes); });
+  check_index("one_hot", "index", index, index.device(), classes, [&] { return fmt::format("{} classes", classes); });
+  if (!index.device().is_cpu() && index.numel() > 0) {  // a kernel that looks at the indices
+    const kernels::FaultName name("one_hot", "index");
+    const Tensor rows = Tensor::zeros({std::max<int64_t>(classes, 1)}, DType::u8, index.device());
+    Tensor picked = Tensor::empty(index.shape(), DType::u8, index.device());
+    kernels::move(index.device())->gather_rows(index.numel(), classes, 1, rows.raw_data(), index.data<int64_t>(), picked.mutable_raw_data());
+  }
   return eq(unsqueeze(index, -1), Tensor::arange(classes, DType::i64, index.device())).cast(dtype);
 }
 

@@ -2,6 +2,8 @@
 
 #include <lamina/ops/elementwise.h>
 #include <lamina/ops/norm.h>
+#include <lamina/ops/reduce.h>
+#include <lamina/ops/shape_ops.h>
 
 #include <algorithm>
 #include <limits>
@@ -117,22 +119,18 @@ Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& gain, const Ten
 
 namespace {
 
-/// Per channel, the means over the batch of the instances' means and unbiased variances. The kernel keeps rstd, not the variance; what taking it back
-/// loses is small against var + eps, which is all that evaluation sees of it.
-template <class T>
-void update_from_instances(RunningStatistics& running, const RowNorm& spec, int64_t channels, const Rows& rows) {
-  const T *const mean = rows.mean.data<T>(), *const rstd = rows.rstd.data<T>();
-  const int64_t batch = spec.rows / channels;
-  const double unbiased = static_cast<double>(spec.width) / static_cast<double>(spec.width - 1);
-  running.update<T>(channels, [&](int64_t c) {
-    double mean_sum = 0, var_sum = 0;
-    for (int64_t i = c; i < spec.rows; i += channels) {
-      const double r = static_cast<double>(rstd[i]);
-      mean_sum += static_cast<double>(mean[i]);
-      if (r != 0) var_sum += std::isnan(r) ? r : std::max(1 / (r * r) - spec.eps, 0.0);
-    }
-    return std::pair(mean_sum / static_cast<double>(batch), var_sum / static_cast<double>(batch) * unbiased);
-  });
+/// Per channel, the means over the batch of the instances' means and variances. The kernel keeps rstd, not the variance; what taking it back loses is
+/// small against var + eps, which is all that evaluation sees of it.
+void move_by_instances(RunningStatistics& running, const RowNorm& spec, int64_t channels, const Rows& rows) {
+  const NoGrad no_grad;
+  const auto over_batch = [&](const Tensor& values) {
+    return mean(reshape(values, {spec.rows / channels, channels}), {0}).cast(running.mean.dtype());
+  };
+  const Tensor rstd = rows.rstd.cast(DType::f64), without = eq(rstd, 0.0);  // without spread
+  const auto number = [&](double value) { return Tensor::scalar(value, DType::f64, rstd.device()); };
+  const Tensor about = maximum(reciprocal(square(where(without, number(1), rstd))) - spec.eps, number(0));  // a NaN stays
+  const Tensor var = where(without, number(0), about);
+  running.move(over_batch(rows.mean.cast(DType::f64)), over_batch(var), static_cast<double>(spec.width) / static_cast<double>(spec.width - 1));
 }
 
 }  // namespace
@@ -154,8 +152,7 @@ Tensor instance_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Te
     return batch_norm(x, gain, bias, running.mean, running.var, {}, {.training = false, .eps = options.eps});
   if (spec.rows > 0 && spec.width == 1) fail("instance_norm", "expected more than one value per instance, got x of {}", x.shape());
   const Rows rows = forward("instance_norm", spec, x, gain, bias);
-  if (options.training && running.defined() && x.numel() > 0)
-    with_float("instance_norm", x.dtype(), [&](auto zero) { update_from_instances<decltype(zero)>(running, spec, channels, rows); });
+  if (options.training && running.defined() && x.numel() > 0) move_by_instances(running, spec, channels, rows);
   return record("instance_norm", spec, x, gain, bias, {channels}, rows);
 }
 

@@ -20,12 +20,10 @@ kernels::ChannelNorm batch_norm_channels(const Tensor& x, const BatchNormOptions
   return spec;
 }
 
-template <class T>
-void update(RunningStatistics& running, const kernels::ChannelNorm& spec, const Tensor& mean, const Tensor& var) {
-  const double m = static_cast<double>(spec.batch * spec.space), unbiased = spec.unbiased ? 1.0 : m / (m - 1);
-  const T *const means = mean.data<T>(), *const vars = spec.divide ? var.data<T>() : nullptr;
-  running.update<T>(spec.channels,
-                    [&](int64_t c) { return std::pair(static_cast<double>(means[c]), vars ? static_cast<double>(vars[c]) * unbiased : 0.0); });
+/// What makes the variance that the kernel gave the unbiased one.
+double to_unbiased(const kernels::ChannelNorm& spec) {
+  const double m = static_cast<double>(spec.batch * spec.space);
+  return spec.unbiased ? 1.0 : m / (m - 1);
 }
 
 }  // namespace
@@ -66,7 +64,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tenso
       Tensor var = spec.divide ? Tensor::empty(channels, x.dtype(), x.device()) : Tensor();
       norm->channel_statistics(spec, x.data<T>(), mean.mutable_data<T>(), shift.mutable_data<T>(), mutable_data_or_null<T>(var),
                                rstd.mutable_data<T>());
-      if (options.training && running.defined()) update<T>(running, spec, mean, var);
+      if (options.training && running.defined()) running.move(mean, var, to_unbiased(spec));
     }
     norm->channel_forward(spec, x.data<T>(), mean.data<T>(), data_or_null<T>(shift), rstd.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias),
                           y.mutable_data<T>());

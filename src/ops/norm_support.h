@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/format.h"
+#include "kernels/kernels.h"
 
 namespace lamina::ops {
 
@@ -66,29 +67,27 @@ struct RunningStatistics {
     check_companion(op, "running_var", var, channels, x);
     if (batches_tracked.defined() && (batches_tracked.dtype() != DType::i64 || batches_tracked.numel() != 1))
       fail(op, "batches_tracked: expected one i64, got {} {}", batches_tracked.dtype(), batches_tracked.shape());
+    if (batches_tracked.defined() && !(batches_tracked.device() == x.device()))
+      fail(op, "batches_tracked: expected it on {} as x, got {}", x.device(), batches_tracked.device());
     if (!(momentum >= 0 && momentum <= 1)) fail(op, "momentum: expected a number in [0, 1], got {}", momentum);
     if (cumulative && mean.defined() && !batches_tracked.defined()) fail(op, "batches_tracked: a cumulative average needs the count of batches");
   }
 
-  /// running = (1 - momentum) running + momentum batch, where batch(c) gives channel c's mean and unbiased variance. A batch whose statistics are not
-  /// finite is left out whole: one bad batch must not spoil every later evaluation.
-  template <class T, class Batch>
-  void update(int64_t channels, Batch batch) {
-    for (int64_t c = 0; c < channels; ++c) {
-      const auto [batch_mean, batch_var] = batch(c);
-      if (!std::isfinite(batch_mean) || !std::isfinite(batch_var)) return;
-    }
-    double weight = momentum;
-    if (batches_tracked.defined()) {
-      const int64_t count = ++*batches_tracked.mutable_data<int64_t>();
-      if (cumulative) weight = 1.0 / static_cast<double>(count);
-    }
-    T *const total_mean = mean.mutable_data<T>(), *const total_var = has_var ? var.mutable_data<T>() : nullptr;
-    for (int64_t c = 0; c < channels; ++c) {
-      const std::pair<double, double> value = batch(c);
-      total_mean[c] = static_cast<T>((1 - weight) * static_cast<double>(total_mean[c]) + weight * value.first);
-      if (has_var) total_var[c] = static_cast<T>((1 - weight) * static_cast<double>(total_var[c]) + weight * value.second);
-    }
+  /// Moves them by a batch's [channels]; `unbiased` times its var is the unbiased variance. var undefined: there is none.
+  void move(const Tensor& batch_mean, const Tensor& batch_var, double unbiased) {
+    with_float(op, mean.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      kernels::norm<T>(mean.device())
+          ->move_running({.channels = mean.numel(),
+                          .momentum = momentum,
+                          .cumulative = cumulative,
+                          .unbiased = unbiased,
+                          .batch_mean = batch_mean.data<T>(),
+                          .batch_var = data_or_null<T>(batch_var),
+                          .mean = mean.mutable_data<T>(),
+                          .var = has_var ? var.mutable_data<T>() : nullptr,
+                          .batches_tracked = mutable_data_or_null<int64_t>(batches_tracked)});
+    });
   }
 };
 

@@ -12,7 +12,6 @@ Adam::Adam(const char* name, std::vector<Group> groups, AdamOptions options, boo
     : Optimizer(name, std::move(groups), options.lr, options.weight_decay.value_or(decoupled ? 0.01 : 0.0)),
       options_(options),
       decoupled_(decoupled),
-      t_(entries_.size()),
       m_(entries_.size()),
       v_(entries_.size()) {
   check_fraction(name, "beta1", options.beta1);
@@ -24,36 +23,36 @@ Adam::Adam(const char* name, std::vector<Group> groups, AdamOptions options, boo
 AdamW::AdamW(const std::vector<nn::Parameter*>& parameters, AdamOptions options) : AdamW(std::vector<Group>{{.parameters = parameters}}, options) {}
 AdamW::AdamW(std::vector<Group> groups, AdamOptions options) : Adam("adamw", std::move(groups), options, true) {}
 
-bool Adam::step() {
-  if (check_finite && !gradients_finite()) return false;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const Entry& entry = entries_[i];
-    const detail::Gradient* gradient = gradient_of(*entry.parameter);
-    if (!gradient) continue;
-    Tensor& p = entry.parameter->tensor();
-    follow(p, m_[i]);
-    follow(p, v_[i]);
-    const kernels::StepState state{.t = ++t_[i], .lr = lr_ * entry.lr_factor, .grad_scale = gradient->scale};
-    const kernels::AdamSpec spec{
-        .beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps, .weight_decay = entry.weight_decay, .decoupled = decoupled_};
-    with_float(name_, p.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      const auto& optimizer = kernels::optimizer<T>(p.device());
-      T *const values = p.mutable_data<T>(), *const m = m_[i].mutable_data<T>(), *const v = v_[i].mutable_data<T>();
-      if (gradient->dense.defined())
-        optimizer->adam(&state, spec, p.numel(), values, gradient->dense.data<T>(), m, v);
-      else
-        optimizer->adam(&state, spec, rank_update<T>(*gradient, p.shape()), values, m, v);
-    });
-  }
-  return true;
+void Adam::update(Device device, const void* state) {
+  const kernels::AdamSpec spec{.beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps, .decoupled = decoupled_};
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    Items<T> items(entries_.size());
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      const Entry& entry = entries_[i];
+      const detail::Gradient* gradient = gradient_of(*entry.parameter);
+      Tensor& p = entry.parameter->tensor();
+      if (!gradient || p.dtype() != dtype_of<T>()) continue;
+      follow(p, m_[i]);
+      follow(p, v_[i]);
+      kernels::OptimizerItem<T>& item = items.add(p, *gradient);
+      item.first = m_[i].mutable_data<T>();
+      item.second = v_[i].mutable_data<T>();
+      item.lr_factor = entry.lr_factor;
+      item.weight_decay = entry.weight_decay;
+      item.missed = missed_[i];
+    }
+    if (!items.list.empty()) kernels::optimizer<T>(device)->adam(static_cast<const kernels::StepState*>(state), spec, items.list);
+  };
+  run(0.0F);
+  run(0.0);
 }
 
 nn::StateDict Adam::state() const {
   nn::StateDict state;
-  for (size_t i = 0; i < t_.size(); ++i) {
-    if (t_[i] == 0) continue;
-    state.emplace_back(fmt::format("step.{}", i), Tensor::from({t_[i]}, {}));
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (steps_of(i) == 0) continue;
+    state.emplace_back(fmt::format("step.{}", i), Tensor::from({steps_of(i)}, {}));
     state.emplace_back(fmt::format("exp_avg.{}", i), m_[i].detach());
     state.emplace_back(fmt::format("exp_avg_sq.{}", i), v_[i].detach());
   }
@@ -73,7 +72,7 @@ void Adam::load_state(const nn::StateDict& state) {
       fail_input(name_, "load_state: step.{0}, exp_avg.{0} and exp_avg_sq.{0} must come together", i);
   }
   reader.finish();
-  t_ = std::move(t);
+  set_steps(t);
   m_ = std::move(m);
   v_ = std::move(v);
 }

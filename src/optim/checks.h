@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <lamina/nn/module.h>
 
@@ -45,6 +46,31 @@ kernels::RankUpdate<T> rank_update(const detail::Gradient& gradient, const Shape
   }
   return update;
 }
+
+/// The items of an update by element type, with what their products point to.
+template <class T>
+struct Items {
+  std::vector<kernels::OptimizerItem<T>> list;
+  std::vector<kernels::RankUpdate<T>> products;
+
+  explicit Items(size_t most) {
+    list.reserve(most);
+    products.reserve(most);  // their addresses must stay
+  }
+
+  /// The rest is for the optimiser to fill in.
+  kernels::OptimizerItem<T>& add(Tensor& p, const detail::Gradient& gradient) {
+    kernels::OptimizerItem<T>& item = list.emplace_back();
+    item.n = p.numel();
+    item.p = p.mutable_data<T>();
+    item.grad_scale = gradient.scale;
+    if (gradient.dense.defined())
+      item.g = gradient.dense.data<T>();
+    else
+      item.product = &products.emplace_back(rank_update<T>(gradient, p.shape()));
+    return item;
+  }
+};
 
 /// Gives a moment the dtype and device of its parameter, which may have been cast or moved since; a fresh one is zero.
 inline void follow(const Tensor& parameter, Tensor& moment) {

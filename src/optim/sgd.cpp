@@ -15,38 +15,34 @@ SGD::SGD(std::vector<Group> groups, SGDOptions options)
     fail("sgd", "nesterov: needs momentum > 0 and dampening = 0, got {} and {}", options.momentum, options.dampening);
 }
 
-bool SGD::step() {
-  if (check_finite && !gradients_finite()) return false;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const Entry& entry = entries_[i];
-    const detail::Gradient* gradient = gradient_of(*entry.parameter);
-    if (!gradient) continue;
-    Tensor& p = entry.parameter->tensor();
-    const bool with_momentum = options_.momentum != 0, first = !velocity_[i].defined();
-    if (with_momentum) follow(p, velocity_[i]);
-    const kernels::StepState state{.lr = lr_ * entry.lr_factor, .grad_scale = gradient->scale};
-    const kernels::SgdSpec spec{.momentum = options_.momentum,
-                                .dampening = options_.dampening,
-                                .weight_decay = entry.weight_decay,
-                                .nesterov = options_.nesterov,
-                                .first = first};
-    with_float("sgd", p.dtype(), [&](auto zero) {
-      using T = decltype(zero);
-      T* velocity = with_momentum ? velocity_[i].mutable_data<T>() : nullptr;
-      const auto& optimizer = kernels::optimizer<T>(p.device());
-      if (gradient->dense.defined())
-        optimizer->sgd(&state, spec, p.numel(), p.mutable_data<T>(), gradient->dense.data<T>(), velocity);
-      else
-        optimizer->sgd(&state, spec, rank_update<T>(*gradient, p.shape()), p.mutable_data<T>(), velocity);
-    });
-  }
-  return true;
+void SGD::update(Device device, const void* state) {
+  const kernels::SgdSpec spec{.momentum = options_.momentum, .dampening = options_.dampening, .nesterov = options_.nesterov};
+  const auto run = [&](auto zero) {
+    using T = decltype(zero);
+    Items<T> items(entries_.size());
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      const Entry& entry = entries_[i];
+      const detail::Gradient* gradient = gradient_of(*entry.parameter);
+      Tensor& p = entry.parameter->tensor();
+      if (!gradient || p.dtype() != dtype_of<T>()) continue;
+      kernels::OptimizerItem<T>& item = items.add(p, *gradient);
+      item.lr_factor = entry.lr_factor;
+      item.weight_decay = entry.weight_decay;
+      if (options_.momentum == 0) continue;
+      follow(p, velocity_[i]);
+      item.first = velocity_[i].mutable_data<T>();
+      item.fresh = steps_of(i) == 1;
+    }
+    if (!items.list.empty()) kernels::optimizer<T>(device)->sgd(static_cast<const kernels::StepState*>(state), spec, items.list);
+  };
+  run(0.0F);
+  run(0.0);
 }
 
 nn::StateDict SGD::state() const {
   nn::StateDict state;
   for (size_t i = 0; i < velocity_.size(); ++i)
-    if (velocity_[i].defined()) state.emplace_back(fmt::format("momentum_buffer.{}", i), velocity_[i].detach());
+    if (velocity_[i].defined() && steps_of(i) > 0) state.emplace_back(fmt::format("momentum_buffer.{}", i), velocity_[i].detach());
   return state;
 }
 
@@ -56,6 +52,9 @@ void SGD::load_state(const nn::StateDict& state) {
   if (options_.momentum != 0)
     for (size_t i = 0; i < entries_.size(); ++i) velocity[i] = reader.take_moment("momentum_buffer", i, entries_[i].parameter->tensor());
   reader.finish();
+  std::vector<int64_t> steps;
+  for (const Tensor& moment : velocity) steps.push_back(moment.defined() ? 1 : 0);  // the next one is not the first
+  set_steps(steps);
   velocity_ = std::move(velocity);
 }
 

@@ -37,7 +37,16 @@ void Classification::seek(int64_t epoch, int64_t batch) {
 
 Task::Loss Classification::loss() {
   const data::Batch& batch = **at_;
-  return {cross_entropy(model_.forward(batch.images.to(options_.device)), batch.labels.to(options_.device)), batch.labels.size(0)};
+  return loss_of({batch.images.to(options_.device), batch.labels.to(options_.device)});
+}
+
+std::vector<Tensor> Classification::inputs() {
+  const data::Batch& batch = **at_;
+  return {batch.images, batch.labels};
+}
+
+Task::Loss Classification::loss_of(const std::vector<Tensor>& inputs) {
+  return {cross_entropy(model_.forward(inputs[0]), inputs[1]), inputs[1].size(0)};
 }
 
 void Classification::next() {

@@ -34,11 +34,26 @@ void LanguageTask::seek(int64_t epoch, int64_t batch) {
 }
 
 Task::Loss LanguageTask::loss() {
-  const data::TextBatch batch = batches_.batch(epoch_, index_);
-  after_ = before_;
-  const Tensor logits = model_.steps(batch.x.to(device_), after_);
-  return {cross_entropy(logits, batch.y.to(device_)), batch.y.numel()};
+  std::vector<Tensor> there = inputs();
+  for (Tensor& input : there) input = input.to(device_);
+  return loss_of(there);
 }
+
+std::vector<Tensor> LanguageTask::inputs() {
+  const data::TextBatch batch = batches_.batch(epoch_, index_);
+  std::vector<Tensor> inputs{batch.x, batch.y};
+  for (const Tensor& state : {before_.h, before_.c})
+    if (state.defined()) inputs.push_back(state);
+  return inputs;
+}
+
+Task::Loss LanguageTask::loss_of(const std::vector<Tensor>& inputs) {
+  after_ = {inputs.size() > 2 ? inputs[2] : Tensor(), inputs.size() > 3 ? inputs[3] : Tensor()};
+  const Tensor logits = model_.steps(inputs[0], after_);
+  return {cross_entropy(logits, inputs[1]), inputs[1].numel(), {after_.h, after_.c}};
+}
+
+void LanguageTask::took(const Loss& loss) { after_ = {loss.carried[0], loss.carried[1]}; }
 
 void LanguageTask::next() {
   before_ = after_.detach();

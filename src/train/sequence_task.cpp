@@ -47,9 +47,15 @@ void SequenceTask::seek(int64_t epoch, int64_t batch) {
 
 void SequenceTask::next() { seek(epoch_, index_ + 1); }
 
-Task::Loss SequenceTask::loss() {
-  const Tensor y = outputs_of(model_, batch_, device_), targets = batch_.targets.to(device_);
-  return {classes_ ? cross_entropy(y, targets) : mse_loss(y, targets), targets.size(0)};
+Task::Loss SequenceTask::loss() { return loss_of({batch_.x.to(device_), batch_.targets.to(device_)}); }
+
+bool SequenceTask::capturable() const { return model_.options().state_noise == 0 && training_.get(0, 0).lengths.empty(); }
+
+std::vector<Tensor> SequenceTask::inputs() { return {batch_.x, batch_.targets}; }
+
+Task::Loss SequenceTask::loss_of(const std::vector<Tensor>& inputs) {
+  const Tensor y = outputs_of(model_, {.x = inputs[0], .lengths = batch_.lengths, .targets = inputs[1]}, device_);
+  return {classes_ ? cross_entropy(y, inputs[1]) : mse_loss(y, inputs[1]), inputs[1].size(0)};
 }
 
 std::vector<std::string> SequenceTask::splits() const {

@@ -17,6 +17,10 @@ std::string Task::summary(const Scores& scores) const {
   return name == "error" ? fmt::format("err {:.2f} %", scores[name] * 100) : fmt::format("{} {:.4g}", name, scores[name]);
 }
 
+Task::Loss Task::loss_of(const std::vector<Tensor>&) { fail("task", "loss_of: the steps of this task cannot be captured"); }
+
+void Task::took(const Loss&) {}
+
 void Task::load_state(const nn::StateDict& state) {
   if (!state.empty()) fail_input("trainer", "the checkpoint holds the state '{}' of another task", state.front().first);
 }

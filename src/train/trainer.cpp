@@ -6,6 +6,7 @@
 #include <lamina/io/safetensors.h>
 #include <lamina/train/stop.h>
 #include "core/format.h"
+#include "train/step_graph.h"
 #include "train/train_state.h"
 
 namespace lamina::train {
@@ -25,12 +26,15 @@ void check(const TrainerOptions& options) {
   at_least("checkpoint_every", options.checkpoint_every, 0);
   at_least("patience", options.patience, 0);
   at_least("clip_norm", options.clip_norm, 0.0);
+  at_least("read_every", options.read_every, 1);
 }
 
 }  // namespace
 
+Trainer::~Trainer() = default;
+
 Trainer::Trainer(Task& task, optim::Optimizer& optimizer, TrainerOptions options)
-    : task_(task), optimizer_(optimizer), options_(std::move(options)), parameters_(task.model().parameters()), base_lr_(optimizer.lr()) {
+    : task_(task), optimizer_(optimizer), options_(std::move(options)), base_lr_(optimizer.lr()) {
   check(options_);
   if (options_.check_gradients) optimizer_.check_finite = true;
   for (const std::string& name : task.splits()) {
@@ -66,10 +70,16 @@ Outcome Trainer::fit() {
   session_first_sample_ = state_.samples;
   wall_before_ = state_.wall_seconds;
   task_.model().train();
+  unread_.clear();
+  steps_before_ = state_.step - optimizer_.progress().steps;
+  optimizer_.restart(state_.loss.sum);
+  graph_ = options_.cuda_graph ? std::make_unique<StepGraph>(task_, optimizer_, options_.clip_norm) : nullptr;
+  graph_steps_ = 0;
   while (!done() && !out_of_patience()) {
     train_epoch();
     if (stop_signal() && !done()) return Outcome::interrupted;
   }
+  graph_.reset();
   return done() ? Outcome::finished : Outcome::stopped_early;
 }
 
@@ -89,6 +99,7 @@ void Trainer::train_epoch() {
     const bool stop = stop_signal() != 0, enough = done();
     if (state_.batch == count) break;
     if (!due(options_.eval_every) && !due(options_.checkpoint_every) && !stop && !enough) continue;
+    look();
     state_.train_seconds += seconds_since(start);
     if (due(options_.eval_every) || enough) evaluate_splits(false);
     if (due(options_.checkpoint_every) || stop || enough) save();
@@ -96,9 +107,11 @@ void Trainer::train_epoch() {
     if (stop || enough) return;
     start = std::chrono::steady_clock::now();
   }
+  look();
   state_.train_seconds += seconds_since(start);
   state_.train_loss = state_.loss.value();
   state_.loss = {};
+  optimizer_.restart();
   state_.batch = 0;
   ++state_.epoch;
   evaluate_splits(true);
@@ -109,23 +122,65 @@ void Trainer::train_epoch() {
 void Trainer::train_step() {
   if (options_.schedule.kind != optim::Schedule::Kind::constant || options_.schedule.warmup > 0)
     optimizer_.set_lr(base_lr_ * options_.schedule.factor(state_.step));
-  optimizer_.zero_grad();
-  Task::Loss loss = task_.loss();
-  const double value = loss.value.item();
-  const auto stop_here = [&](const char* what) {
-    fail("train", "step {} (epoch {}): {}; first not finite: {}; lower the learning rate (now {:g}) or clip the gradients", state_.step + 1,
-         state_.epoch + 1, what, first_non_finite(task_), optimizer_.lr());
-  };
-  if (!std::isfinite(value)) stop_here(fmt::format("the loss is {}", std::isnan(value) ? std::abs(value) : value).c_str());
-  loss.value.backward();
-  const bool finite = options_.clip_norm == 0 || std::isfinite(optim::clip_grad_norm(parameters_, options_.clip_norm));
-  if (!finite || !optimizer_.step()) stop_here(fmt::format("the loss is {:.4g}, but a gradient is not finite", value).c_str());
-  loss.value = {};  // its memory can serve the next batch
-  task_.next();
-  state_.loss.add(value, loss.items);
-  state_.samples += loss.items;
+  const bool waits = graph_ ? graph_step() : plain_step();
   ++state_.step;
   ++state_.batch;
+  const int64_t items = unread_.back().items;
+  if (waits) look(false);
+  task_.next();
+  state_.samples += items;
+  if (static_cast<int64_t>(unread_.size()) >= options_.read_every) look();
+}
+
+// Returns whether the device is one that nobody needs to wait for.
+bool Trainer::plain_step() {
+  optimizer_.zero_grad();
+  const Task::Loss loss = task_.loss();
+  const bool on_cpu = loss.value.device().is_cpu();
+  unread_.push_back({loss.items, on_cpu ? nn::StateDict() : task_.state()});
+  loss.value.backward();
+  optimizer_.queue_step({loss.value, loss.items, options_.clip_norm});
+  return on_cpu;
+}
+
+bool Trainer::graph_step() {
+  nn::StateDict carried = task_.state();
+  for (auto& [name, tensor] : carried) tensor = tensor.clone();  // the graph will write there
+  graph_->step();
+  graph_steps_ = graph_->repeated();
+  unread_.push_back({graph_->items(), std::move(carried)});
+  return false;
+}
+
+// Waits for the steps so far and takes their losses into account; stops at one that was not finite. `passed`: the task is past the batch of the last.
+void Trainer::look(bool passed) {
+  const optim::Optimizer::Progress progress = optimizer_.progress();
+  if (!progress.finite) stop_at(steps_before_ + progress.steps, progress, passed);
+  for (const Unread& step : unread_) state_.loss.count += step.items;
+  state_.loss.sum = progress.loss_sum;
+  unread_.clear();
+}
+
+// The state becomes what it was before the step that follows `step`: none of those since has changed a parameter.
+void Trainer::stop_at(int64_t step, const optim::Optimizer::Progress& progress, bool passed) {
+  const int64_t back = state_.step - step;
+  const size_t bad = unread_.size() - static_cast<size_t>(back);
+  state_.step = step;
+  state_.batch -= back;
+  state_.loss.sum = progress.loss_sum;
+  for (size_t i = 0; i < bad; ++i) state_.loss.count += unread_[i].items;
+  for (size_t i = bad; passed && i < unread_.size(); ++i) state_.samples -= unread_[i].items;
+  if (passed) {
+    task_.load_state(unread_[bad].carried);
+    task_.seek(state_.epoch, state_.batch);
+  }
+  const double lr = base_lr_ * options_.schedule.factor(step);
+  const std::string what = progress.at_loss ? fmt::format("the loss is {}", std::isnan(progress.loss) ? std::abs(progress.loss) : progress.loss)
+                                            : fmt::format("the loss is {:.4g}, but a gradient is not finite", progress.loss);
+  const std::string where = first_non_finite(task_);
+  unread_.clear();
+  fail("train", "step {} (epoch {}): {}; first not finite: {}; lower the learning rate (now {:g}) or clip the gradients", step + 1, state_.epoch + 1,
+       what, where, lr);
 }
 
 void Trainer::evaluate_splits(bool epoch_done) {
@@ -176,7 +231,8 @@ void Trainer::show_step() {
   const double done = static_cast<double>(state_.batch) / static_cast<double>(task_.batches());
   options_.progress->show(done, [this] {
     const double pace = static_cast<double>(state_.samples - session_first_sample_) / seconds_since(session_start_);
-    return fmt::format("epoch {}/{}  train {} {:.4g}  {}", state_.epoch + 1, options_.epochs, task_.loss_name(), state_.loss.value(), speed(pace));
+    const std::string loss = state_.loss.count == 0 ? "" : fmt::format("train {} {:.4g}  ", task_.loss_name(), state_.loss.value());
+    return fmt::format("epoch {}/{}  {}{}", state_.epoch + 1, options_.epochs, loss, speed(pace));
   });
 }
 

@@ -18,32 +18,53 @@ const OptimizerKernels<T>& kernels_of() {
   return CpuBackend::optimizer<T>();
 }
 
+/// Update rules with what belongs to an item.
+struct Sgd {
+  double momentum = 0, dampening = 0, weight_decay = 0;
+  bool nesterov = false, first = false;
+};
+struct AdamRule {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  bool decoupled = false;
+};
+
+template <class T>
+void sgd(const StepState* state, const Sgd& rule, int64_t n, T* p, const T* g, T* velocity) {
+  const OptimizerItem<T> item{.n = n, .p = p, .g = g, .first = velocity, .weight_decay = rule.weight_decay, .fresh = rule.first};
+  kernels_of<T>().sgd(state, {.momentum = rule.momentum, .dampening = rule.dampening, .nesterov = rule.nesterov}, std::span(&item, 1));
+}
+template <class T>
+void adam(const StepState* state, const AdamRule& rule, int64_t n, T* p, const T* g, T* m, T* v) {
+  const OptimizerItem<T> item{.n = n, .p = p, .g = g, .first = m, .second = v, .weight_decay = rule.weight_decay};
+  kernels_of<T>().adam(state, {.beta1 = rule.beta1, .beta2 = rule.beta2, .eps = rule.eps, .decoupled = rule.decoupled}, std::span(&item, 1));
+}
+
 // One parameter through a sequence of gradients, in double.
-std::vector<double> sgd_path(SgdSpec spec, double lr, double p, const std::vector<double>& gradients) {
+std::vector<double> sgd_path(Sgd spec, double lr, double p, const std::vector<double>& gradients) {
   std::vector<double> path;
   double velocity = 77;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const StepState state{.t = static_cast<int64_t>(i) + 1, .lr = lr};
     spec.first = i == 0;
-    kernels_of<double>().sgd(&state, spec, 1, &p, &gradients[i], spec.momentum != 0 ? &velocity : nullptr);
+    sgd(&state, spec, 1, &p, &gradients[i], spec.momentum != 0 ? &velocity : nullptr);
     path.push_back(p);
   }
   return path;
 }
 
-std::vector<double> adam_path(const AdamSpec& spec, double lr, double p, const std::vector<double>& gradients) {
+std::vector<double> adam_path(const AdamRule& spec, double lr, double p, const std::vector<double>& gradients) {
   std::vector<double> path;
   double m = 0, v = 0;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const StepState state{.t = static_cast<int64_t>(i) + 1, .lr = lr};
-    kernels_of<double>().adam(&state, spec, 1, &p, &gradients[i], &m, &v);
+    adam(&state, spec, 1, &p, &gradients[i], &m, &v);
     path.push_back(p);
   }
   return path;
 }
 
 template <class T>
-void sgd_reference(const StepState& state, const SgdSpec& s, std::vector<double>& p, const std::vector<T>& g, std::vector<double>& velocity) {
+void sgd_reference(const StepState& state, const Sgd& s, std::vector<double>& p, const std::vector<T>& g, std::vector<double>& velocity) {
   for (size_t i = 0; i < p.size(); ++i) {
     double d = static_cast<double>(g[i]) * state.grad_scale + s.weight_decay * p[i];
     if (s.momentum != 0) {
@@ -55,7 +76,7 @@ void sgd_reference(const StepState& state, const SgdSpec& s, std::vector<double>
 }
 
 template <class T>
-void adam_reference(const StepState& state, const AdamSpec& s, std::vector<double>& p, const std::vector<T>& g, std::vector<double>& m,
+void adam_reference(const StepState& state, const AdamRule& s, std::vector<double>& p, const std::vector<T>& g, std::vector<double>& m,
                     std::vector<double>& v) {
   const double t = static_cast<double>(state.t);
   for (size_t i = 0; i < p.size(); ++i) {
@@ -72,12 +93,12 @@ void adam_reference(const StepState& state, const AdamSpec& s, std::vector<doubl
 
 template <class T>
 void check_against_references(double tolerance) {
-  const std::vector<SgdSpec> sgd_specs = {
+  const std::vector<Sgd> sgd_specs = {
       {}, {.weight_decay = 0.1}, {.momentum = 0.9}, {.momentum = 0.8, .dampening = 0.3, .weight_decay = 0.05}, {.momentum = 0.9, .nesterov = true}};
-  const std::vector<AdamSpec> adam_specs = {
+  const std::vector<AdamRule> adam_specs = {
       {}, {.weight_decay = 0.1}, {.weight_decay = 0.1, .decoupled = true}, {.beta1 = 0.5, .beta2 = 0.9, .eps = 0.1}};
   for (int64_t n : {0, 1, 3, 16, 33, 1000, 70001}) {
-    for (SgdSpec spec : sgd_specs) {
+    for (Sgd spec : sgd_specs) {
       auto p = normal_vector<T>(n, 1);
       std::vector<T> velocity(p.size(), T(77));
       auto p_ref = as_double(p), velocity_ref = as_double(velocity);
@@ -85,20 +106,20 @@ void check_against_references(double tolerance) {
         const StepState state{.t = t, .lr = 0.1, .grad_scale = 0.5};
         spec.first = t == 1;
         const auto g = normal_vector<T>(n, static_cast<uint64_t>(t) + 10);
-        kernels_of<T>().sgd(&state, spec, n, p.data(), g.data(), spec.momentum != 0 ? velocity.data() : nullptr);
+        sgd<T>(&state, spec, n, p.data(), g.data(), spec.momentum != 0 ? velocity.data() : nullptr);
         sgd_reference(state, spec, p_ref, g, velocity_ref);
       }
       REQUIRE(first_difference(p, p_ref, tolerance) == "");
       REQUIRE(first_difference(velocity, velocity_ref, tolerance) == "");
     }
-    for (const AdamSpec& spec : adam_specs) {
+    for (const AdamRule& spec : adam_specs) {
       auto p = normal_vector<T>(n, 2);
       std::vector<T> m(p.size()), v(p.size());
       auto p_ref = as_double(p), m_ref = as_double(m), v_ref = as_double(v);
       for (int64_t t = 1; t <= 3; ++t) {
         const StepState state{.t = t, .lr = 0.01, .grad_scale = 2};
         const auto g = normal_vector<T>(n, static_cast<uint64_t>(t) + 20);
-        kernels_of<T>().adam(&state, spec, n, p.data(), g.data(), m.data(), v.data());
+        adam<T>(&state, spec, n, p.data(), g.data(), m.data(), v.data());
         adam_reference(state, spec, p_ref, g, m_ref, v_ref);
       }
       REQUIRE(first_difference(p, p_ref, tolerance) == "");
@@ -121,7 +142,7 @@ TEST_CASE("adam: eps outside the root, after the bias correction (D01)") {
   float p = 0, m = 0, v = 0;
   const float g = 1e-25F;
   const StepState state{.t = 1, .lr = 1e-3};
-  kernels_of<float>().adam(&state, {}, 1, &p, &g, &m, &v);
+  adam(&state, {}, 1, &p, &g, &m, &v);
   CHECK(std::isfinite(p));
 }
 
@@ -152,8 +173,8 @@ TEST_CASE("optimizer: a step that was found not finite leaves everything as it i
   const StepState state{.t = 1, .lr = 0.1, .finite = 0};
   const auto start = normal_vector<float>(100, 3), g = std::vector<float>(100, NAN);
   auto p = start, m = start, v = start;
-  kernels_of<float>().adam(&state, {.weight_decay = 0.1, .decoupled = true}, 100, p.data(), g.data(), m.data(), v.data());
-  kernels_of<float>().sgd(&state, {.momentum = 0.9, .first = true}, 100, p.data(), g.data(), v.data());
+  adam(&state, {.weight_decay = 0.1, .decoupled = true}, 100, p.data(), g.data(), m.data(), v.data());
+  sgd(&state, {.momentum = 0.9, .first = true}, 100, p.data(), g.data(), v.data());
   CHECK((p == start && m == start && v == start));
 }
 
@@ -163,10 +184,24 @@ TEST_CASE("optimizer: the same bits for every thread count") {
   const StepState state{.t = 3, .lr = 0.01};
   CHECK(same_bits_for_all_thread_counts([&] {
     auto p = normal_vector<float>(n, 5), m = normal_vector<float>(n, 6), v = std::vector<float>(static_cast<size_t>(n), 0.3F);
-    kernels_of<float>().adam(&state, {}, n, p.data(), g.data(), m.data(), v.data());
-    kernels_of<float>().sgd(&state, {.momentum = 0.9, .nesterov = true}, n, p.data(), g.data(), m.data());
+    adam(&state, {}, n, p.data(), g.data(), m.data(), v.data());
+    sgd(&state, {.momentum = 0.9, .nesterov = true}, n, p.data(), g.data(), m.data());
     append(p, m);
     append(p, v);
     return p;
   }));
+}
+
+TEST_CASE("optimizer: items have factors and step counts of their own") {
+  const StepState state{.t = 5, .lr = 0.1, .grad_scale = 0.5};
+  const std::vector<double> g{1, -2};
+  std::vector<double> p{1, 1}, m(2), v(2), q{1, 1}, m_q(2), v_q(2);
+  const std::vector<OptimizerItem<double>> items{
+      {.n = 2, .p = p.data(), .g = g.data(), .first = m.data(), .second = v.data(), .lr_factor = 0.1, .grad_scale = 4, .missed = 3}};
+  kernels_of<double>().adam(&state, {}, items);
+  const StepState alone{.t = 2, .lr = 0.01, .grad_scale = 2};
+  adam<double>(&alone, {}, 2, q.data(), g.data(), m_q.data(), v_q.data());
+  CHECK(p[0] < 1);
+  CHECK(first_difference(p, q, f64_tolerance) == "");
+  CHECK(first_difference(v, v_q, f64_tolerance) == "");
 }

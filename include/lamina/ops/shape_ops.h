@@ -37,6 +37,9 @@ Tensor select(const Tensor& x, int axis, int64_t index);
 /// Parts of `size` along an axis; the last may be smaller. Throws Error for size < 1.
 std::vector<Tensor> split(const Tensor& x, int64_t size, int axis = 0);
 
+// Indices on a GPU are looked at there: one out of range gives zeros, and an Error at the next copy to the host or synchronize(), which names the
+// first.
+
 /// Rows of axis `axis` picked by an i64 vector; repeated indices add up in the gradient. Throws Error naming the position of an index out of range.
 Tensor index_select(const Tensor& x, int axis, const Tensor& index);
 /// PyTorch's gather: index has x's rank, y[..i..] = x[..index[..i..]..] along `axis`. Throws Error when index is not i64, is

@@ -32,6 +32,9 @@ class Classification : public Task {
   int64_t batches() const override;
   void seek(int64_t epoch, int64_t batch) override;
   Loss loss() override;
+  bool capturable() const override { return true; }
+  std::vector<Tensor> inputs() override;
+  Loss loss_of(const std::vector<Tensor>& inputs) override;
   void next() override;
   std::vector<std::string> splits() const override;
   std::vector<std::string> scores() const override { return {"nll", "error"}; }

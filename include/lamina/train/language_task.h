@@ -27,6 +27,11 @@ class LanguageTask : public Task {
   int64_t batches() const override { return batches_.num_batches(); }
   void seek(int64_t epoch, int64_t batch) override;
   Loss loss() override;
+  /// With noise on the state no step is like another.
+  bool capturable() const override { return model_.options().state_noise == 0; }
+  std::vector<Tensor> inputs() override;
+  Loss loss_of(const std::vector<Tensor>& inputs) override;
+  void took(const Loss& loss) override;
   void next() override;
   std::vector<std::string> splits() const override;
   std::vector<std::string> scores() const override { return {"nll", "bpc", "perplexity"}; }

@@ -37,6 +37,10 @@ class SequenceTask : public Task {
   int64_t batches() const override { return training_.batches; }
   void seek(int64_t epoch, int64_t batch) override;
   Loss loss() override;
+  /// With noise on the state no step is like another, and neither are batches of sequences of several lengths.
+  bool capturable() const override;
+  std::vector<Tensor> inputs() override;
+  Loss loss_of(const std::vector<Tensor>& inputs) override;
   void next() override;
   std::vector<std::string> splits() const override;
   std::vector<std::string> scores() const override;

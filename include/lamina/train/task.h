@@ -29,6 +29,7 @@ class Task {
   struct Loss {
     Tensor value;
     int64_t items = 0;
+    std::vector<Tensor> carried = {};  // what the next batch goes on from
   };
 
   virtual ~Task() = default;
@@ -46,6 +47,16 @@ class Task {
   virtual Loss loss() = 0;
   /// On to the next batch of the epoch; after the last one, to nowhere until seek().
   virtual void next() = 0;
+
+  // -- training with CUDA graphs, where a step of the same shapes is run again without calling loss(): for tasks whose loss depends on some tensors
+
+  virtual bool capturable() const { return false; }
+  /// Of the batch at hand, on any device.
+  virtual std::vector<Tensor> inputs() { return {}; }
+  /// loss() from inputs that are where the model is.
+  virtual Loss loss_of(const std::vector<Tensor>& inputs);
+  /// Says that a step has been run again, whose loss_of() once gave this: next() goes on from what it carries now.
+  virtual void took(const Loss& loss);
 
   // -- evaluation
 

@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct TrainerOptions {
   double clip_norm = 0;               // joint gradient norm; 0: no clipping
   optim::Schedule schedule = {};      // factor on the optimiser's lr, by step
   bool check_gradients = false;       // also stop at the step where a gradient is not finite (costs a pass over them)
+  int64_t read_every = 50;            // on a GPU the loss is looked at every so many steps, and before evaluations and checkpoints; else each step
+  bool cuda_graph = false;            // on a GPU, run steps of one shape as a graph: the same bits with less work for the host
   std::filesystem::path folder = {};  // last.safetensors and best.safetensors go here; empty: nowhere
   Metadata metadata = {};             // goes into both, e.g. what it takes to build the model
   RunLog* log = nullptr;              // rows of metrics go here
@@ -65,10 +68,15 @@ struct TrainState {
 
 enum class Outcome { finished, stopped_early, interrupted };
 
+class StepGraph;
+
 class Trainer {
  public:
   /// Everything given must outlive the trainer. Throws Error for options out of range.
   Trainer(Task& task, optim::Optimizer& optimizer, TrainerOptions options = {});
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
   /// Continues from a checkpoint that a trainer with the same task (its data and splits too) and optimiser wrote: from there on everything is bitwise
   /// as if it had not stopped. Throws InputError, and changes nothing, when they differ. Returns a warning where that promise is off (another thread
@@ -76,14 +84,21 @@ class Trainer {
   std::string resume(const std::filesystem::path& checkpoint);
 
   /// Trains until the epochs or steps are done, patience ends, or a signal asks to stop (see stop.h), and saves. Throws Error when the loss is not
-  /// finite, naming step, loss and the first layer whose output was not; the checkpoints on disk are from before.
+  /// finite, naming step, loss and the first layer whose output was not; the checkpoints on disk are from before. On a GPU this may be read_every
+  /// steps later: the steps after the one named have changed nothing.
   Outcome fit();
 
   const TrainState& state() const { return state_; }
+  /// Steps of the last fit() that ran as a CUDA graph.
+  int64_t graph_steps() const { return graph_steps_; }
 
  private:
   void train_epoch();
   void train_step();
+  bool plain_step();
+  bool graph_step();
+  void look(bool passed = true);
+  [[noreturn]] void stop_at(int64_t step, const optim::Optimizer::Progress& progress, bool passed);
   void evaluate_splits(bool epoch_done);
   void save();
   void show_step();
@@ -95,9 +110,17 @@ class Trainer {
   Task& task_;
   optim::Optimizer& optimizer_;
   TrainerOptions options_;
-  std::vector<nn::Parameter*> parameters_;
   double base_lr_;
   TrainState state_;
+  /// A step that nobody has looked at yet: what it trained on, and what the task brought to it.
+  struct Unread {
+    int64_t items;
+    nn::StateDict carried;
+  };
+  std::vector<Unread> unread_;
+  std::unique_ptr<StepGraph> graph_;  // with cuda_graph, while it trains
+  int64_t graph_steps_ = 0;
+  int64_t steps_before_ = 0;  // steps of the run before the optimiser's count begins
   int64_t session_first_step_ = 0, session_first_sample_ = 0;
   std::chrono::steady_clock::time_point session_start_{};
   double wall_before_ = 0;

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "kernels/cpu/norm_parts.h"
 #include "kernels/kernels.h"
 
@@ -27,6 +29,20 @@ struct CpuNorm final : NormKernels<T> {
   void channel_backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
                         T* dgain, T* dbias) const override {
     channel_norm_part<T>().backward(spec, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias);
+  }
+  void move_running(const RunningChannels<T>& r) const override {
+    const auto var_of = [&](int64_t c) { return r.batch_var ? static_cast<double>(r.batch_var[c]) * r.unbiased : 0.0; };
+    for (int64_t c = 0; c < r.channels; ++c)
+      if (!std::isfinite(r.batch_mean[c]) || !std::isfinite(var_of(c))) return;
+    double weight = r.momentum;
+    if (r.batches_tracked) {
+      const int64_t count = ++*r.batches_tracked;
+      if (r.cumulative) weight = 1.0 / static_cast<double>(count);
+    }
+    for (int64_t c = 0; c < r.channels; ++c) {
+      r.mean[c] = static_cast<T>((1 - weight) * static_cast<double>(r.mean[c]) + weight * static_cast<double>(r.batch_mean[c]));
+      if (r.batch_var) r.var[c] = static_cast<T>((1 - weight) * static_cast<double>(r.var[c]) + weight * var_of(c));
+    }
   }
 };
 

@@ -53,15 +53,15 @@ struct ProductRow {
 
 template <class T>
 struct SgdRule {
-  SgdRule(const StepState& state, const SgdSpec& spec, T* parameters, T* velocities)
-      : p(parameters),
-        velocity(velocities),
-        decays(spec.weight_decay != 0),
+  SgdRule(const StepState& state, const SgdSpec& spec, const OptimizerItem<T>& item)
+      : p(item.p),
+        velocity(item.first),
+        decays(item.weight_decay != 0),
         nesterov(spec.nesterov),
-        first(spec.first),
-        scale(state.grad_scale),
-        decay(spec.weight_decay),
-        lr(state.lr),
+        first(item.fresh),
+        scale(state.grad_scale * item.grad_scale),
+        decay(item.weight_decay),
+        lr(state.lr * item.lr_factor),
         momentum(spec.momentum),
         fresh(1 - spec.dampening) {}
 
@@ -91,19 +91,19 @@ struct SgdRule {
 
 template <class T>
 struct AdamRule {
-  AdamRule(const StepState& state, const AdamSpec& spec, T* parameters, T* first_moments, T* second_moments)
-      : p(parameters),
-        m(first_moments),
-        v(second_moments),
-        coupled(spec.weight_decay != 0 && !spec.decoupled),
-        scale(state.grad_scale),
-        decay(spec.weight_decay),
-        keep(spec.decoupled ? 1 - state.lr * spec.weight_decay : 1.0),
+  AdamRule(const StepState& state, const AdamSpec& spec, const OptimizerItem<T>& item)
+      : p(item.p),
+        m(item.first),
+        v(item.second),
+        coupled(item.weight_decay != 0 && !spec.decoupled),
+        scale(state.grad_scale * item.grad_scale),
+        decay(item.weight_decay),
         beta1(spec.beta1),
         beta2(spec.beta2),
         eps(spec.eps) {
-    const double t = static_cast<double>(state.t);
-    step = state.lr / (1 - std::pow(beta1, t));
+    const double t = static_cast<double>(state.t - item.missed), lr = state.lr * item.lr_factor;
+    keep = spec.decoupled ? 1 - lr * item.weight_decay : 1.0;
+    step = lr / (1 - std::pow(beta1, t));
     root_scale = 1 / std::sqrt(1 - std::pow(beta2, t));
   }
 
@@ -153,19 +153,20 @@ void update(const Rule& rule, const RankUpdate<T>& product) {
   update_rows_up_to(rule, product, std::make_integer_sequence<int, RankUpdate<T>::max_rows>());
 }
 
+template <class T, class Rule>
+void update(const Rule& rule, const OptimizerItem<T>& item) {
+  item.product ? update(rule, *item.product) : update(rule, item.n, item.g);
+}
+
 template <class T>
 struct CpuOptimizer final : OptimizerKernels<T> {
-  void sgd(const StepState* state, const SgdSpec& spec, int64_t n, T* p, const T* g, T* velocity) const override {
-    if (state->finite != 0) update(SgdRule<T>(*state, spec, p, velocity), n, g);
+  void sgd(const StepState* state, const SgdSpec& spec, std::span<const OptimizerItem<T>> items) const override {
+    if (state->finite == 0) return;
+    for (const OptimizerItem<T>& item : items) update(SgdRule<T>(*state, spec, item), item);
   }
-  void sgd(const StepState* state, const SgdSpec& spec, const RankUpdate<T>& g, T* p, T* velocity) const override {
-    if (state->finite != 0) update(SgdRule<T>(*state, spec, p, velocity), g);
-  }
-  void adam(const StepState* state, const AdamSpec& spec, int64_t n, T* p, const T* g, T* m, T* v) const override {
-    if (state->finite != 0) update(AdamRule<T>(*state, spec, p, m, v), n, g);
-  }
-  void adam(const StepState* state, const AdamSpec& spec, const RankUpdate<T>& g, T* p, T* m, T* v) const override {
-    if (state->finite != 0) update(AdamRule<T>(*state, spec, p, m, v), g);
+  void adam(const StepState* state, const AdamSpec& spec, std::span<const OptimizerItem<T>> items) const override {
+    if (state->finite == 0) return;
+    for (const OptimizerItem<T>& item : items) update(AdamRule<T>(*state, spec, item), item);
   }
 };
 

@@ -27,6 +27,7 @@ struct CudaNorm final : NormKernels<T> {
                         T* dgain, T* dbias) const override {
     cuda::channel_backward(spec, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias);
   }
+  void move_running(const RunningChannels<T>& work) const override { cuda::move_running(work); }
 };
 
 const CudaNorm<float> norm_f32;

@@ -24,6 +24,10 @@ template <class T>
 void channel_backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
                       T* dgain, T* dbias);
 
+// norm_running.cu
+template <class T>
+void move_running(const RunningChannels<T>& work);
+
 /// Sets n elements to 0; null is none.
 template <class T>
 void zero(const Op& op, T* memory, int64_t n) {

@@ -7,6 +7,8 @@
 #include <limits>
 #include <type_traits>
 
+#include <lamina/core/error.h>
+
 #include "kernels/cuda/backend.h"
 #include "kernels/cuda/device/arithmetic.cuh"
 #include "kernels/cuda/device/chunk.cuh"
@@ -26,9 +28,17 @@ struct Stream {
   uint64_t key, counter;
   int64_t n;
   bool packed;  // the arrays are aligned for chunks
+  // In a step that a graph runs again: what counts the steps, where it stood, and what a step adds to the counter. Else null.
+  dptr<const int64_t> steps = nullptr;
+  int64_t first_step = 0;
+  uint64_t per_step = 0;
 
-  __device__ Numbers block(int64_t number) const {
-    const uint64_t at = counter + static_cast<uint64_t>(number);
+  __device__ uint64_t start() const {
+    if (steps == nullptr) return counter;
+    return counter + static_cast<uint64_t>(int64_t(steps[0]) - first_step) * per_step;
+  }
+  __device__ Numbers block(uint64_t start, int64_t number) const {
+    const uint64_t at = start + static_cast<uint64_t>(number);
     r123::Philox4x32::ctr_type from = {{static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0, 0}};
     r123::Philox4x32::key_type with = {{static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}};
     const r123::Philox4x32::ctr_type out = r123::Philox4x32()(from, with);
@@ -86,9 +96,10 @@ constexpr int64_t most_blocks = 4096;  // threads go round
 template <class Kind, class T>
 __global__ void __launch_bounds__(threads) draw(Stream stream, Kind kind, dptr<const T> x, dptr<T> y) {
   constexpr int each = Kind::each;
+  const uint64_t start = stream.start();
   const int64_t groups = (stream.n + each - 1) / each, step = int64_t{gridDim.x} * threads;
   for (int64_t group = int64_t{blockIdx.x} * threads + threadIdx.x; group < groups; group += step) {
-    const Numbers numbers = stream.block(group);
+    const Numbers numbers = stream.block(start, group);
     const int64_t first = group * each;
     if (stream.packed && first + each <= stream.n) {
       Chunk<T, each> values = {};
@@ -105,9 +116,15 @@ __global__ void __launch_bounds__(threads) draw(Stream stream, Kind kind, dptr<c
 
 template <class Kind, class T>
 void launch_draw(const char* name, uint64_t key, uint64_t counter, int64_t n, const Kind& kind, const T* x, T* y) {
-  const bool packed = chunks_fit<Kind::each>(y) && (!x || chunks_fit<Kind::each>(x));
-  launch(Op(name, {{"n", n}}), draw<Kind, T>, blocks_for(n, int64_t{threads} * Kind::each, most_blocks), threads, 0, stream(),
-         Stream{key, counter, n, packed}, kind, x, y);
+  Stream numbers{key, counter, n, chunks_fit<Kind::each>(y) && (!x || chunks_fit<Kind::each>(x))};
+  if (const RepeatedStep* step = RepeatedStep::current()) {
+    const RepeatedStep::Advance* const advance = step->find(key);
+    if (!advance) fail(name, "a captured step draws from a stream that is not among the model's buffers");
+    numbers.steps = step->steps();
+    numbers.first_step = step->now();
+    numbers.per_step = advance->blocks;
+  }
+  launch(Op(name, {{"n", n}}), draw<Kind, T>, blocks_for(n, int64_t{threads} * Kind::each, most_blocks), threads, 0, stream(), numbers, kind, x, y);
 }
 
 template <class T>

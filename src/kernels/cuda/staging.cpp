@@ -6,6 +6,8 @@
 #include <cstring>
 #include <mutex>
 
+#include <lamina/core/error.h>
+
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/launch.h"
 
@@ -66,7 +68,13 @@ Ring& ring() {
 
 }  // namespace
 
-void copy_from_host(void* device, const void* host, size_t bytes) { ring().copy(static_cast<char*>(device), static_cast<const char*>(host), bytes); }
+void copy_from_host(void* device, const void* host, size_t bytes) {
+  const Op op("copy", {{"bytes", static_cast<int64_t>(bytes)}});
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(op, cudaStreamIsCapturing(stream(), &status), "cudaStreamIsCapturing");
+  if (status != cudaStreamCaptureStatusNone) fail("copy", "a captured step copies from host memory, whose values would stay those of the capture");
+  ring().copy(static_cast<char*>(device), static_cast<const char*>(host), bytes);
+}
 
 void copy_to_host(void* host, const void* device, size_t bytes) {
   const Op op("copy", {{"bytes", static_cast<int64_t>(bytes)}});
