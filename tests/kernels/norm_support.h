@@ -1,6 +1,8 @@
 #pragma once
 // What the tests of row and channel normalisers share.
 
+#include <hwy/highway.h>
+
 #include "kernels/kernels.h"
 #include "kernels/vectors.h"
 
@@ -28,6 +30,17 @@ const NormKernels<T>& kernels_of() {
 template <class T>
 const T* pointer(const std::vector<T>& v) {
   return v.empty() ? nullptr : v.data();
+}
+
+/// Calls f once for each instruction set that this machine and the build have.
+template <class F>
+void for_each_instruction_set(F&& f) {
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::SetSupportedTargetsForTest(target);
+    INFO(hwy::TargetName(target));
+    f();
+  }
+  hwy::SetSupportedTargetsForTest(0);
 }
 
 }  // namespace lamina::test

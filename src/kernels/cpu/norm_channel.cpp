@@ -1,8 +1,5 @@
-// Channel normaliser (batch norm): statistics over batch and space, in two passes, and its backward.
-//
-// All sums have one shape. The channels are cut into blocks and the batch into groups, by the problem's sizes alone; a block's sums are formed
-// group by group and added in order, so that every thread count gives the same bits. What is written goes out in memory order: stores that jump
-// from row to row cost three times as much beyond the cache.
+// Channel normaliser (batch norm): statistics over batch and space in one pass (a second only where that one's origin was far off), and its
+// backward.
 
 #include <lamina/core/parallel.h>
 
@@ -17,6 +14,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/norm_channel.cpp"
 #include <hwy/foreach_target.h>
 
+#include "kernels/cpu/norm_channel_walk.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/sums.h"
 
@@ -24,186 +22,112 @@ HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
 namespace {
 
-constexpr int64_t parallel_elements = 32768;  // less work than this stays on one thread
-constexpr int64_t max_block = 1024;           // channels per block where they lie side by side
-
-// How a problem is cut. Side by side ([batch, channels]): blocks of columns, groups of rows. Else ([batch, channels, space]): one channel is a
-// block, and the batch is cut only where there are few channels to share out.
-struct Cut {
-  int64_t block, blocks, group, groups;
-
-  explicit Cut(const ChannelNorm& spec) {
-    constexpr int64_t rows = 128;
-    block = spec.space > 1 ? 1 : std::min(spec.channels, spec.batch <= rows ? 256 : max_block);
-    blocks = (spec.channels + block - 1) / block;
-    group = spec.space == 1 ? rows : spec.channels >= 16 ? spec.batch : std::max<int64_t>(1, spec.batch * spec.channels / 16);
-    groups = (spec.batch + group - 1) / group;
-  }
-};
-
-// A block of channels [c, c + width) in the batch rows [n, n + count). Sum k of its i-th channel is kept at totals[k * stride + i].
-struct Piece {
-  int64_t c, width, n, count, stride;
-};
-
-Piece piece(const ChannelNorm& spec, const Cut& cut, int64_t block, int64_t group) {
-  const int64_t c = block * cut.block, n = group * cut.group;
-  return {c, std::min(cut.block, spec.channels - c), n, std::min(cut.group, spec.batch - n), cut.block};
-}
-
-int64_t offset_of(const ChannelNorm& spec, int64_t n, int64_t c) { return (n * spec.channels + c) * spec.space; }
-
-// K sums per channel of a piece; f(element offset, at, channel(array)) gives the terms, where channel(array) is the vector of a per-channel array
-// (indexed from the piece's first channel) that belongs to the elements `at`.
-template <class T, int K, class F>
-HWY_INLINE void piece_sums(const ChannelNorm& spec, const Piece& p, F f, double* totals) {
-  for (int k = 0; k < K; ++k) std::fill(totals + k * p.stride, totals + k * p.stride + p.width, 0.0);
+// What sums are taken about, so that a large offset costs nothing and a constant channel is exact: a value near the mean, the mean of the channel's
+// first entries.
+template <class T>
+void find_origins(const ChannelNorm& spec, const Piece& p, const T* x, T* origin) {
   if (spec.space > 1) {
-    for (int64_t n = p.n; n < p.n + p.count; ++n) {
-      const int64_t start = offset_of(spec, n, p.c);
-      const auto s = sums<T, K>(spec.space, [&](auto at) HWY_ATTR { return f(start, at, [](const T* v) HWY_ATTR { return set(*v); }); });
-      for (int k = 0; k < K; ++k) totals[k * p.stride] += s[static_cast<size_t>(k)];
-    }
+    const T* const run = x + offset_of(spec, 0, p.c);
+    const Vec<T> first = set(run[0]);
+    const int64_t n = std::min<int64_t>(spec.space, 1024);
+    const auto s = sums<T, 1>(n, [&](auto at) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(run), first)}}; });
+    origin[p.c] = run[0] + static_cast<T>(s[0] / static_cast<double>(n));
     return;
   }
-  // Column sums: eight rows at a time, so that the accumulators are touched once per eight rows and each row is read in order.
-  constexpr int64_t rows = 8, chunk = 128;
-  HWY_ALIGN T acc[K][max_block];
-  for (int64_t first = p.n; first < p.n + p.count; first += chunk) {
-    const int64_t last = std::min(first + chunk, p.n + p.count);
-    for (auto& sum : acc) std::fill(sum, sum + p.width, T{0});
-    int64_t n = first;
-    const auto add_rows = [&](auto row_count) HWY_ATTR {
-      for_each_vector<T>(p.width, [&](auto at) HWY_ATTR {
-        const auto channel = [&](const T* v) HWY_ATTR { return at.load(v); };
-        Terms<T, K> total = f(offset_of(spec, n, p.c), at, channel);
-        for (int64_t r = 1; r < row_count; ++r) {
-          const Terms<T, K> terms = f(offset_of(spec, n + r, p.c), at, channel);
-          for (int k = 0; k < K; ++k) total.term[k] = hn::Add(total.term[k], terms.term[k]);
-        }
-        for (int k = 0; k < K; ++k) at.store(acc[k], hn::Add(at.load(acc[k]), total.term[k]));
-      });
-    };
-    for (; n + rows <= last; n += rows) add_rows(std::integral_constant<int64_t, rows>());
-    for (; n < last; ++n) add_rows(std::integral_constant<int64_t, 1>());
-    for (int k = 0; k < K; ++k)
-      for (int64_t c = 0; c < p.width; ++c) totals[k * p.stride + c] += static_cast<double>(acc[k][c]);
-  }
-}
-
-// Calls f(element offset, at, channel(array)) for every vector, rows or planes in memory order, on all threads; the arrays are indexed by channel.
-template <class T, class F>
-void for_each_element(const ChannelNorm& spec, F f) {
-  const int64_t runs = spec.space == 1 ? spec.batch : spec.batch * spec.channels, length = spec.space == 1 ? spec.channels : spec.space;
-  parallel_for(runs, std::max<int64_t>(1, parallel_elements / length), [&](int64_t first, int64_t last) {
-    for (int64_t run = first; run < last; ++run) {
-      const int64_t start = run * length, c = run % spec.channels;
-      if (spec.space == 1)
-        for_each_vector<T>(length, [&](auto at) HWY_ATTR { f(start, at, [&](const T* v) HWY_ATTR { return at.load(v); }); });
-      else
-        for_each_vector<T>(length, [&](auto at) HWY_ATTR { f(start, at, [&](const T* v) HWY_ATTR { return set(v[c]); }); });
-    }
+  const int64_t rows = std::min<int64_t>(spec.batch, 16);
+  const Vec<T> share = set(T{1} / static_cast<T>(rows));
+  for_each_vector<T>(p.width, [&](auto at) HWY_ATTR {
+    const Vec<T> first = at.load(x + p.c);
+    Vec<T> sum = zero<T>();
+    for (int64_t n = 1; n < rows; ++n) sum = hn::Add(sum, hn::Sub(at.load(x + offset_of(spec, n, p.c)), first));
+    at.store(origin + p.c, hn::MulAdd(sum, share, first));
   });
 }
 
-// One pass over everything: sum(piece, totals) forms the K sums of a piece, finish(piece, totals) uses those of the whole batch.
-template <int K, class Sum, class Finish>
-void for_each_block(const ChannelNorm& spec, const Cut& cut, Sum sum, Finish finish) {
-  const int64_t piece_elements = cut.block * cut.group * spec.space, size = K * cut.block;
-  const Scratch<double> parts(cut.blocks * cut.groups * size);
-  parallel_for(cut.blocks * cut.groups, std::max<int64_t>(1, parallel_elements / piece_elements), [&](int64_t first, int64_t last) {
-    for (int64_t u = first; u < last; ++u) sum(piece(spec, cut, u / cut.groups, u % cut.groups), parts.data() + u * size);
-  });
-  for (int64_t b = 0; b < cut.blocks; ++b) {
-    double* const total = parts.data() + b * cut.groups * size;
-    const Piece p = piece(spec, cut, b, 0);
-    for (int64_t g = 1; g < cut.groups; ++g)
-      for (int k = 0; k < K; ++k)
-        for (int64_t c = 0; c < p.width; ++c) total[k * p.stride + c] += total[g * size + k * p.stride + c];
-    finish(p, total);
-  }
-}
-
-// First pass: the mean, from sums about each channel's first value (keeps them small at a large offset, makes constant channels exact).
+// Sums about the origins; of the squares too, if anything is divided.
 template <class T>
-void mean_sums(const ChannelNorm& spec, const Piece& p, const T* x, double* totals) {
-  HWY_ALIGN T origin[max_block];
-  for (int64_t c = 0; c < p.width; ++c) origin[c] = x[offset_of(spec, 0, p.c + c)];
-  piece_sums<T, 1>(
-      spec, p, [&](int64_t start, auto at, auto channel) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(x + start), channel(origin))}}; }, totals);
-}
-
-template <class T>
-void finish_mean(const ChannelNorm& spec, const Piece& p, const T* x, const double* totals, T* mean, T* shift) {
-  const double count = static_cast<double>(spec.batch * spec.space);
-  for (int64_t c = p.c; c < p.c + p.width; ++c) {
-    const double exact = static_cast<double>(x[offset_of(spec, 0, c)]) + totals[c - p.c] / count;
-    mean[c] = static_cast<T>(exact);
-    shift[c] = static_cast<T>(exact - static_cast<double>(mean[c]));
-  }
-}
-
-// Second pass: squares about that mean, and what its rounding left over.
-template <class T>
-void square_sums(const ChannelNorm& spec, const Piece& p, const T* x, const T* mean, double* totals) {
+void sums_about(const ChannelNorm& spec, const Piece& p, const T* x, const T* origin, double* totals) {
+  if (!spec.divide)
+    return piece_sums<T, 1>(
+        spec, p, [&](int64_t start, auto at, auto channel) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(x + start), channel(origin + p.c))}}; },
+        totals);
   piece_sums<T, 2>(
       spec, p,
       [&](int64_t start, auto at, auto channel) HWY_ATTR {
-        const Vec<T> d = hn::Sub(at.load(x + start), channel(mean + p.c));
+        const Vec<T> d = hn::Sub(at.load(x + start), channel(origin + p.c));
         return Terms<T, 2>{{d, hn::Mul(d, d)}};
       },
       totals);
 }
 
+// The arrays of one channel_statistics call.
 template <class T>
-void finish_var(const ChannelNorm& spec, const Piece& p, const T* x, const double* totals, T* mean, T* shift, T* var, T* rstd) {
-  const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
-  for (int64_t i = 0; i < p.width; ++i) {
-    const int64_t c = p.c + i;
-    const double residual = totals[i] / count;
-    const double squares = totals[p.stride + i] - residual * totals[i];
-    var[c] = static_cast<T>((squares < 0 ? 0 : squares) / freedom);
-    if (!trustworthy<T>(static_cast<double>(var[c]), spec.eps)) {
-      const auto each = [&](auto&& f) {
-        for (int64_t n = 0; n < spec.batch; ++n)
-          for (int64_t j = 0; j < spec.space; ++j) f(x[offset_of(spec, n, c) + j]);
-      };
-      double scaled_var = 0;
-      const Statistics<T> s = scaled_statistics<T>(true, spec.eps, count, freedom, each, &scaled_var);
-      mean[c] = s.mean, shift[c] = s.shift, rstd[c] = s.rstd, var[c] = static_cast<T>(scaled_var);
-      continue;
-    }
-    const double exact = static_cast<double>(mean[c]) + residual;
-    mean[c] = static_cast<T>(exact);
-    shift[c] = static_cast<T>(exact - static_cast<double>(mean[c]));
-    rstd[c] = rstd_of<T>(static_cast<double>(var[c]), spec.eps);
-  }
-}
+struct ChannelStatistics {
+  const ChannelNorm& spec;
+  const T* x;
+  T *mean, *shift, *var, *rstd;
 
-template <class T>
-void statistics_of(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var, T* rstd) {
-  const Cut cut(spec);
-  const auto first = [&](const Piece& p, double* totals) { mean_sums(spec, p, x, totals); };
-  const auto first_done = [&](const Piece& p, const double* totals) { finish_mean(spec, p, x, totals, mean, shift); };
-  if (!spec.divide) {
-    std::fill(rstd, rstd + spec.channels, T{1});
-    return for_each_block<1>(spec, cut, first, first_done);
+  // From the sums about `origin`, which may be `mean`. Whether an origin was further from its mean than the deviation, so that digits were lost.
+  bool finish(const Piece& p, const T* origin, const double* totals) const {
+    const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+    bool far = false;
+    for (int64_t i = 0; i < p.width; ++i) {
+      const int64_t c = p.c + i;
+      const double offset = totals[i] / count, exact = static_cast<double>(origin[c]) + offset;
+      mean[c] = static_cast<T>(exact);
+      shift[c] = static_cast<T>(exact - static_cast<double>(mean[c]));
+      if (!spec.divide) continue;
+      const double squares = totals[p.stride + i] - offset * totals[i];
+      far = far || offset * totals[i] > squares;
+      var[c] = static_cast<T>((squares < 0 ? 0 : squares) / freedom);
+      if (trustworthy<T>(static_cast<double>(var[c]), spec.eps))
+        rstd[c] = rstd_of<T>(static_cast<double>(var[c]), spec.eps);
+      else
+        scaled(c);
+    }
+    return far;
   }
-  const auto second = [&](const Piece& p, double* totals) { square_sums(spec, p, x, mean, totals); };
-  const auto second_done = [&](const Piece& p, const double* totals) { finish_var(spec, p, x, totals, mean, shift, var, rstd); };
-  if (cut.groups == 1) {
-    parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * spec.batch * spec.space)), [&](int64_t begin, int64_t end) {
-      double totals[2 * max_block];
-      for (int64_t b = begin; b < end; ++b) {
-        const Piece p = piece(spec, cut, b, 0);
-        first(p, totals), first_done(p, totals), second(p, totals), second_done(p, totals);
-      }
-    });
-    return;
+
+  void scaled(int64_t c) const {
+    const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+    const auto each = [&](auto&& f) {
+      for (int64_t n = 0; n < spec.batch; ++n)
+        for (int64_t j = 0; j < spec.space; ++j) f(x[offset_of(spec, n, c) + j]);
+    };
+    double scaled_var = 0;
+    const Statistics<T> s = scaled_statistics<T>(true, spec.eps, count, freedom, each, &scaled_var);
+    mean[c] = s.mean, shift[c] = s.shift, rstd[c] = s.rstd, var[c] = static_cast<T>(scaled_var);
   }
-  for_each_block<1>(spec, cut, first, first_done);
-  for_each_block<2>(spec, cut, second, second_done);
-}
+
+  void all() const {
+    const Cut cut(spec);
+    const Scratch<T> origins(spec.channels);
+    if (!spec.divide) std::fill(rstd, rstd + spec.channels, T{1});
+    if (cut.groups == 1) {
+      parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * spec.batch * spec.space)), [&](int64_t begin, int64_t end) {
+        double totals[2 * max_block];
+        for (int64_t b = begin; b < end; ++b) {
+          const Piece p = piece(spec, cut, b, 0);
+          find_origins(spec, p, x, origins.data());
+          sums_about(spec, p, x, origins.data(), totals);
+          if (!finish(p, origins.data(), totals)) continue;
+          sums_about<T>(spec, p, x, mean, totals);
+          finish(p, mean, totals);
+        }
+      });
+      return;
+    }
+    for (int64_t b = 0; b < cut.blocks; ++b) find_origins(spec, piece(spec, cut, b, 0), x, origins.data());
+    const auto pass = [&](const T* origin) {
+      bool far = false;
+      const auto sum = [&](const Piece& p, double* totals) { sums_about(spec, p, x, origin, totals); };
+      const auto done = [&](const Piece& p, const double* totals) { far = finish(p, origin, totals) || far; };
+      spec.divide ? for_each_block<2>(spec, cut, sum, done) : for_each_block<1>(spec, cut, sum, done);
+      return far;
+    };
+    if (pass(origins.data())) pass(mean);
+  }
+};
 
 // Per channel the sums of dy, dy d and d, with d = (x - mean) rstd; d's own mean is the mean's lost rounding.
 template <class T>
@@ -225,56 +149,84 @@ void centring_sums(const ChannelNorm& spec, const Piece& p, const T* dy, double*
       spec, p, [&](int64_t start, auto at, auto) HWY_ATTR { return Terms<T, 1>{{at.load(dy + start)}}; }, totals);
 }
 
+// The arrays of one channel_backward call.
+//
 // dx = scale (dy - bias_mean - x-hat gain_mean), scale = gain rstd, with the means of dy and dy x-hat over the channel and x-hat = d - offset. The
 // unbiased variance divides its sum by count - 1, and so does its gradient. Without division there is no gain_mean.
 template <class T>
-void backward_of(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
-                 T* dgain, T* dbias) {
-  const Scratch<T> arrays(3 * spec.channels);
-  T *const scale = arrays.data(), *const constant = scale + spec.channels, *const gain_mean = constant + spec.channels;
-  const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
-  const bool sums_needed = dgain || dbias || !given_statistics;
-  if (sums_needed && !spec.divide && !dgain) {
-    for_each_block<1>(
-        spec, Cut(spec), [&](const Piece& p, double* totals) { centring_sums(spec, p, dy, totals); },
-        [&](const Piece& p, const double* totals) {
-          for (int64_t c = 0; c < p.width; ++c) {
-            constant[p.c + c] = static_cast<T>(-totals[c] / count);
-            if (dbias) dbias[p.c + c] = static_cast<T>(totals[c]);
-          }
-        });
-  } else if (sums_needed) {
-    for_each_block<3>(
-        spec, Cut(spec), [&](const Piece& p, double* totals) { gradient_sums(spec, p, x, mean, rstd, dy, totals); },
-        [&](const Piece& p, const double* totals) {
-          for (int64_t c = 0; c < p.width; ++c) {
-            const double dy_sum = totals[c], offset = given_statistics ? 0 : totals[2 * p.stride + c] / count;
-            const double product = totals[p.stride + c] - offset * dy_sum, product_mean = spec.divide ? product / freedom : 0;
-            gain_mean[p.c + c] = static_cast<T>(product_mean);
-            constant[p.c + c] = static_cast<T>(offset * product_mean - dy_sum / count);
-            if (dbias) dbias[p.c + c] = static_cast<T>(dy_sum);
-            if (dgain) dgain[p.c + c] = static_cast<T>(product);
-          }
-        });
+struct ChannelBackward {
+  const ChannelNorm& spec;
+  const bool given_statistics;
+  const T *x, *gain, *mean, *rstd, *dy;
+  T *dx, *dgain, *dbias;
+  T *scale, *constant, *gain_mean;  // [channels] each, for the pass that makes dx
+
+  bool sums_needed() const { return dgain || dbias || !given_statistics; }
+  bool centring_alone() const { return !spec.divide && !dgain; }
+
+  void sum(const Piece& p, double* totals) const {
+    centring_alone() ? centring_sums(spec, p, dy, totals) : gradient_sums(spec, p, x, mean, rstd, dy, totals);
   }
-  if (!dx) return;
-  for (int64_t c = 0; c < spec.channels; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
-  if (given_statistics) {
-    for_each_element<T>(spec,
-                        [&](int64_t start, auto at, auto channel) HWY_ATTR { at.store(dx + start, hn::Mul(channel(scale), at.load(dy + start))); });
-    return;
+
+  void finish(const Piece& p, const double* totals) const {
+    const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+    for (int64_t i = 0; i < p.width; ++i) {
+      const int64_t c = p.c + i;
+      const double dy_sum = totals[i];
+      if (dbias) dbias[c] = static_cast<T>(dy_sum);
+      constant[c] = static_cast<T>(-dy_sum / count);
+      if (centring_alone()) continue;
+      const double offset = given_statistics ? 0 : totals[2 * p.stride + i] / count;
+      const double product = totals[p.stride + i] - offset * dy_sum, product_mean = spec.divide ? product / freedom : 0;
+      gain_mean[c] = static_cast<T>(product_mean);
+      constant[c] = static_cast<T>(offset * product_mean - dy_sum / count);
+      if (dgain) dgain[c] = static_cast<T>(product);
+    }
   }
-  if (!spec.divide) {
-    for_each_element<T>(spec, [&](int64_t start, auto at, auto channel)
-                                  HWY_ATTR { at.store(dx + start, hn::Mul(channel(scale), hn::Add(at.load(dy + start), channel(constant)))); });
-    return;
+
+  // walk(f) calls f for all elements that are to get their dx.
+  template <class Walk>
+  void make_dx(Walk walk) const {
+    if (given_statistics)
+      return walk([&](auto channel) HWY_ATTR {
+        return [dy = dy, dx = dx, s = channel(scale)](int64_t start, auto at) HWY_ATTR { at.store(dx + start, hn::Mul(s, at.load(dy + start))); };
+      });
+    if (!spec.divide)
+      return walk([&](auto channel) HWY_ATTR {
+        return [dy = dy, dx = dx, s = channel(scale), k = channel(constant)](int64_t start, auto at)
+                   HWY_ATTR { at.store(dx + start, hn::Mul(s, hn::Add(at.load(dy + start), k))); };
+      });
+    walk([&](auto channel) HWY_ATTR {
+      return [x = x, dy = dy, dx = dx, m = channel(mean), r = channel(rstd), s = channel(scale), k = channel(constant), g = channel(gain_mean)](
+                 int64_t start, auto at) HWY_ATTR {
+        const Vec<T> d = hn::Mul(hn::Sub(at.load(x + start), m), r);
+        at.store(dx + start, hn::Mul(s, hn::NegMulAdd(d, g, hn::Add(at.load(dy + start), k))));
+      };
+    });
   }
-  for_each_element<T>(spec, [&](int64_t start, auto at, auto channel) HWY_ATTR {
-    const Vec<T> d = hn::Mul(hn::Sub(at.load(x + start), channel(mean)), channel(rstd));
-    const Vec<T> centred = hn::Add(at.load(dy + start), channel(constant));
-    at.store(dx + start, hn::Mul(channel(scale), hn::NegMulAdd(d, channel(gain_mean), centred)));
-  });
-}
+
+  // A block of channels after the other, both passes while it is in the cache of the thread that has it.
+  void by_blocks(const Cut& cut) const {
+    parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * spec.batch * spec.space)), [&](int64_t begin, int64_t end) {
+      double totals[3 * max_block];
+      for (int64_t b = begin; b < end; ++b) {
+        const Piece p = piece(spec, cut, b, 0);
+        if (sums_needed()) sum(p, totals), finish(p, totals);
+        if (dx) make_dx([&](auto f) { for_each_in_piece<T>(spec, p, f); });
+      }
+    });
+  }
+
+  void all() const {
+    const Cut cut(spec);
+    for (int64_t c = 0; c < spec.channels; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
+    if (small<T>(spec, cut)) return by_blocks(cut);
+    const auto sum_piece = [&](const Piece& p, double* totals) { sum(p, totals); };
+    const auto done = [&](const Piece& p, const double* totals) { finish(p, totals); };
+    if (sums_needed()) centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
+    if (dx) make_dx([&](auto f) { for_each_element<T>(spec, f); });
+  }
+};
 
 // A single channel is one run, whatever the batch.
 ChannelNorm flat(ChannelNorm spec) {
@@ -287,7 +239,8 @@ bool empty(const ChannelNorm& spec) { return spec.batch == 0 || spec.channels ==
 template <class T>
 struct CpuChannelNorm final : ChannelNormPart<T> {
   void statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var, T* rstd) const override {
-    if (!empty(spec)) return statistics_of(flat(spec), x, mean, shift, var, rstd);
+    const ChannelNorm shape = flat(spec);
+    if (!empty(spec)) return ChannelStatistics<T>{shape, x, mean, shift, var, rstd}.all();
     std::fill(mean, mean + spec.channels, T{0});
     std::fill(shift, shift + spec.channels, T{0});
     if (spec.divide) std::fill(var, var + spec.channels, T{0});
@@ -302,14 +255,26 @@ struct CpuChannelNorm final : ChannelNormPart<T> {
       scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
       constant[c] = (bias ? bias[c] : T{0}) - (shift ? shift[c] * scale[c] : T{0});
     }
-    for_each_element<T>(flat(spec), [&](int64_t start, auto at, auto channel) HWY_ATTR {
-      at.store(y + start, hn::MulAdd(hn::Sub(at.load(x + start), channel(mean)), channel(scale), channel(constant)));
+    const auto f = [&](auto channel) HWY_ATTR {
+      return [=, m = channel(mean), s = channel(scale), k = channel(constant)](int64_t start, auto at)
+                 HWY_ATTR { at.store(y + start, hn::MulAdd(hn::Sub(at.load(x + start), m), s, k)); };
+    };
+    const ChannelNorm shape = flat(spec);
+    const Cut cut(shape);
+    if (!small<T>(shape, cut)) return for_each_element<T>(shape, f);
+    parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * shape.batch * shape.space)), [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) for_each_in_piece<T>(shape, piece(shape, cut, b, 0), f);
     });
   }
 
   void backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain,
                 T* dbias) const override {
-    if (!empty(spec)) return backward_of(flat(spec), given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias);
+    if (!empty(spec)) {
+      const Scratch<T> arrays(3 * spec.channels);
+      T *const scale = arrays.data(), *const constant = scale + spec.channels, *const gain_mean = constant + spec.channels;
+      const ChannelNorm shape = flat(spec);
+      return ChannelBackward<T>{shape, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias, scale, constant, gain_mean}.all();
+    }
     if (dgain) std::fill(dgain, dgain + spec.channels, T{0});
     if (dbias) std::fill(dbias, dbias + spec.channels, T{0});
   }

@@ -11,63 +11,13 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/norm_row.cpp"
 #include <hwy/foreach_target.h>
 
-#include "kernels/cpu/measure.h"
+#include "kernels/cpu/norm_row_forward.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/sums.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
 namespace {
-
-constexpr int64_t parallel_elements = 32768;  // less work than this stays on one thread
-
-int64_t measured_width(const RowNorm& spec) { return spec.measured > 0 ? spec.measured : spec.width; }
-
-// Whether gain and bias change along a row with every element (layer norm), or are constant over runs of affine_inner elements.
-bool affine_by_element(const RowNorm& spec) { return spec.affine_count > 0 && spec.affine_inner == 1; }
-
-// Calls f(begin, length, index) for the runs of columns of a row whose affine parameters are one entry `index`, or, by element, the contiguous
-// entries from `index` on.
-template <class F>
-HWY_INLINE void for_each_run(const RowNorm& spec, int64_t row, F&& f) {
-  if (spec.affine_count == 0 || (spec.affine_inner == 1 && spec.affine_count == spec.width)) return f(int64_t{0}, spec.width, int64_t{0});
-  for (int64_t begin = 0; begin < spec.width;) {
-    const int64_t element = row * spec.width + begin;
-    const int64_t index = element / spec.affine_inner % spec.affine_count;
-    const int64_t left = spec.affine_inner == 1 ? spec.affine_count - index : spec.affine_inner - element % spec.affine_inner;
-    const int64_t length = std::min(left, spec.width - begin);
-    f(begin, length, index);
-    begin += length;
-  }
-}
-
-// y = x-hat gain + bias over n elements; gain_at(at) and bias_at(at) give vectors.
-template <class T, class Gain, class Bias>
-HWY_INLINE void normalise(int64_t n, const Statistics<T>& s, const T* x, Gain gain_at, Bias bias_at, T* y) {
-  const Vec<T> mean = set(s.mean), rstd = set(s.rstd), offset = set(static_cast<T>(-s.shift * s.rstd));
-  for_each_vector<T>(n, [&](auto at) HWY_ATTR {
-    const Vec<T> xhat = hn::MulAdd(hn::Sub(at.load(x), mean), rstd, offset);
-    at.store(y, hn::MulAdd(xhat, gain_at(at), bias_at(at)));
-  });
-}
-
-template <class T>
-void forward_row(const RowNorm& spec, int64_t row, const Statistics<T>& s, const T* x, const T* gain, const T* bias, T* y) {
-  const Vec<T> one = set(T{1}), none = zero<T>();
-  for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
-    if (affine_by_element(spec)) {
-      const T *g = gain ? gain + index : nullptr, *b = bias ? bias + index : nullptr;
-      normalise<T>(
-          length, s, x + begin, [=](auto at) HWY_ATTR { return g ? at.load(g) : one; }, [=](auto at) HWY_ATTR { return b ? at.load(b) : none; },
-          y + begin);
-    } else {
-      const bool affine = spec.affine_count > 0;
-      const Vec<T> g = affine && gain ? set(gain[index]) : one, b = affine && bias ? set(bias[index]) : none;
-      normalise<T>(
-          length, s, x + begin, [=](auto) HWY_ATTR { return g; }, [=](auto) HWY_ATTR { return b; }, y + begin);
-    }
-  });
-}
 
 // What the second sweep of the backward needs to know of a row: dx = rstd (a - mean_a - x-hat mean_ax) with a = gain dy.
 template <class T>
@@ -88,33 +38,29 @@ RowTerms<T> row_terms(const RowNorm& spec, const T* x, T mean, T rstd, double su
   return {mean, rstd, static_cast<T>(offset), static_cast<T>(spec.centre ? sum_a / count : 0), static_cast<T>((sum_ax + sum_a * offset) / count)};
 }
 
-// Second sweep over n columns of a row; dgain and dbias, if not null, grow by the row's terms. One row at a time: stores that alternate between
-// rows cost twice as much beyond the cache.
-template <class T, class Gain>
-HWY_INLINE void backward_columns(int64_t n, const RowTerms<T>& row, bool measured, const T* x, const T* dy, Gain gain_at, T* dx, T* dgain, T* dbias) {
-  const Vec<T> mean = set(row.mean), rstd = set(row.rstd), offset = set(row.offset);
-  const Vec<T> mean_a = set(measured ? row.mean_a : T{0}), mean_ax = set(measured ? row.mean_ax : T{0});
+// Second sweep over n columns of several rows; dgain and dbias, if not null, grow by the rows' terms.
+template <bool kCentre, int kRows, class T, class Gain>
+HWY_INLINE void backward_columns(int64_t n, const RowTerms<T>* row, bool measured, const T* const* x, const T* const* dy, Gain gain_at, T* const* dx,
+                                 T* dgain, T* dbias) {
+  Vec<T> mean[kRows], rstd[kRows], offset[kRows], mean_a[kRows], mean_ax[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    mean[r] = set(row[r].mean), rstd[r] = set(row[r].rstd), offset[r] = set(row[r].offset);
+    mean_a[r] = set(measured ? row[r].mean_a : T{0}), mean_ax[r] = set(measured ? row[r].mean_ax : T{0});
+  }
   for_each_vector<T>(n, [&](auto at) HWY_ATTR {
-    const Vec<T> dy_v = at.load(dy), xhat = hn::MulAdd(hn::Sub(at.load(x), mean), rstd, offset);
-    if (dx) at.store(dx, hn::Mul(rstd, hn::NegMulAdd(xhat, mean_ax, hn::MulSub(dy_v, gain_at(at), mean_a))));
-    if (dgain) at.store(dgain, hn::MulAdd(dy_v, xhat, at.load(dgain)));
-    if (dbias) at.store(dbias, hn::Add(dy_v, at.load(dbias)));
+    const Vec<T> gain = gain_at(at);
+    Vec<T> dgain_v = dgain ? at.load(dgain) : gain, dbias_v = dbias ? at.load(dbias) : gain;
+    for (int r = 0; r < kRows; ++r) {
+      const Vec<T> x_v = at.load(x[r]), dy_v = at.load(dy[r]);
+      const Vec<T> xhat = kCentre ? hn::MulAdd(hn::Sub(x_v, mean[r]), rstd[r], offset[r]) : hn::Mul(x_v, rstd[r]);
+      const Vec<T> a = kCentre ? hn::MulSub(dy_v, gain, mean_a[r]) : hn::Mul(dy_v, gain);
+      if (dx[r]) at.store(dx[r], hn::Mul(rstd[r], hn::NegMulAdd(xhat, mean_ax[r], a)));
+      dgain_v = hn::MulAdd(dy_v, xhat, dgain_v);
+      dbias_v = hn::Add(dy_v, dbias_v);
+    }
+    if (dgain) at.store(dgain, dgain_v);
+    if (dbias) at.store(dbias, dbias_v);
   });
-}
-
-// The same for the columns [begin, begin + length), cut where the measured entries end.
-template <class T, class Gain>
-HWY_INLINE void backward_run(const RowNorm& spec, int64_t begin, int64_t length, const RowTerms<T>& row, const T* x, const T* dy, Gain gain_at, T* dx,
-                             T* dgain, T* dbias) {
-  const int64_t inside = std::clamp<int64_t>(measured_width(spec) - begin, 0, length);
-  const auto columns = [&](int64_t from, int64_t count, bool measured) HWY_ATTR {
-    const int64_t at = begin + from;
-    backward_columns<T>(
-        count, row, measured, x + at, dy + at, [&](auto v) HWY_ATTR { return gain_at(v, from); }, dx ? dx + at : nullptr,
-        dgain ? dgain + from : nullptr, dbias ? dbias + from : nullptr);
-  };
-  if (inside > 0) columns(0, inside, true);
-  if (inside < length) columns(inside, length - inside, false);
 }
 
 // The arrays of one row_backward call.
@@ -126,8 +72,77 @@ struct RowBackward {
 
   T mean_of(int64_t row) const { return spec.centre ? mean[row] : T{0}; }
 
-  // First sweep with gains by element.
-  RowTerms<T> terms(int64_t row) const {
+  // Several rows from column `begin` on.
+  template <int kRows>
+  struct Rows {
+    const T *x[kRows], *dy[kRows];
+    T* dx[kRows];
+  };
+  template <int kRows>
+  Rows<kRows> rows_at(int64_t row, int64_t begin) const {
+    Rows<kRows> rows;
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t start = (row + r) * spec.width + begin;
+      rows.x[r] = x + start;
+      rows.dy[r] = dy + start;
+      rows.dx[r] = dx ? dx + start : nullptr;
+    }
+    return rows;
+  }
+
+  // Second sweep over the columns [begin, begin + length), cut where the measured entries end, and then where whole vectors begin again.
+  template <int kRows, class Gain>
+  HWY_INLINE void second_sweep(int64_t row, int64_t begin, int64_t length, const RowTerms<T>* terms, Gain gain_at, T* gain_part, T* bias_part) const {
+    const int64_t inside = std::clamp<int64_t>(measured_width(spec) - begin, 0, length), step = lanes<T>();
+    const int64_t cuts[] = {0, inside, std::min(length, (inside + step - 1) / step * step), length};
+    for (int i = 0; i < 3; ++i) {
+      const int64_t from = cuts[i], count = cuts[i + 1] - from;
+      if (count == 0) continue;
+      const Rows<kRows> at = rows_at<kRows>(row, begin + from);
+      const auto gain_from = [&](auto v) HWY_ATTR { return gain_at(v, from); };
+      T *const gains = gain_part ? gain_part + from : nullptr, *const biases = bias_part ? bias_part + from : nullptr;
+      if (spec.centre)
+        backward_columns<true, kRows, T>(count, terms, i == 0, at.x, at.dy, gain_from, at.dx, gains, biases);
+      else
+        backward_columns<false, kRows, T>(count, terms, i == 0, at.x, at.dy, gain_from, at.dx, gains, biases);
+    }
+  }
+
+  // First sweep over rows that use gain in order and once.
+  template <int kRows>
+  void first_sweep(int64_t row, RowTerms<T>* terms) const {
+    const Rows<kRows> at_rows = rows_at<kRows>(row, 0);
+    Vec<T> m[kRows], r[kRows];
+    for (int i = 0; i < kRows; ++i) m[i] = set(mean_of(row + i)), r[i] = set(rstd[row + i]);
+    const Vec<T> one = set(T{1});
+    const auto scaled = [&](auto at, int i) HWY_ATTR { return hn::Mul(at.load(at_rows.dy[i]), gain ? at.load(gain) : one); };
+    if (spec.centre) {
+      const auto s = row_sums<kRows, 3, T>(spec.width, [&](auto at, int i) HWY_ATTR {
+        const Vec<T> d = hn::Sub(at.load(at_rows.x[i]), m[i]), a = scaled(at, i);
+        return Terms<T, 3>{{d, a, hn::Mul(a, hn::Mul(d, r[i]))}};
+      });
+      for (size_t i = 0; i < kRows; ++i)
+        terms[i] = row_terms(spec, at_rows.x[i], mean[row + static_cast<int64_t>(i)], rstd[row + static_cast<int64_t>(i)], s[i][0], s[i][1], s[i][2]);
+    } else {
+      const auto s = row_sums<kRows, 1, T>(
+          spec.width, [&](auto at, int i) HWY_ATTR { return Terms<T, 1>{{hn::Mul(scaled(at, i), hn::Mul(at.load(at_rows.x[i]), r[i]))}}; });
+      for (size_t i = 0; i < kRows; ++i) terms[i] = row_terms(spec, at_rows.x[i], T{0}, rstd[row + static_cast<int64_t>(i)], 0, 0, s[i][0]);
+    }
+  }
+
+  // Such rows, both sweeps while they are in the cache. gain_part and bias_part [width] grow.
+  template <int kRows>
+  void rows_in_order(int64_t row, T* gain_part, T* bias_part) const {
+    RowTerms<T> terms[kRows];
+    first_sweep<kRows>(row, terms);
+    const Vec<T> one = set(T{1});
+    const T* const g = gain;
+    second_sweep<kRows>(
+        row, 0, spec.width, terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; }, gain_part, bias_part);
+  }
+
+  // First sweep over a row with gains by element.
+  RowTerms<T> terms_by_element(int64_t row) const {
     const T *x_row = x + row * spec.width, *dy_row = dy + row * spec.width;
     const Vec<T> m = set(mean_of(row)), r = set(rstd[row]), one = set(T{1});
     double sum_d = 0, sum_a = 0, sum_ax = 0;
@@ -144,17 +159,25 @@ struct RowBackward {
     return row_terms(spec, x_row, mean_of(row), rstd[row], sum_d, sum_a, sum_ax);
   }
 
-  // One row with gains by element: both sweeps while it is in the cache. gain_part and bias_part [affine_count] grow.
+  // Such a row, both sweeps. gain_part and bias_part [affine_count] grow.
   void row_by_element(int64_t row, T* gain_part, T* bias_part) const {
-    const RowTerms<T> row_terms = terms(row);
+    const RowTerms<T> terms = terms_by_element(row);
     const Vec<T> one = set(T{1});
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       const T* g = gain ? gain + index : nullptr;
-      const int64_t start = row * spec.width;
-      backward_run<T>(
-          spec, begin, length, row_terms, x + start, dy + start, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; },
-          dx ? dx + start : nullptr, gain_part ? gain_part + index : nullptr, bias_part ? bias_part + index : nullptr);
+      second_sweep<1>(
+          row, begin, length, &terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; },
+          gain_part ? gain_part + index : nullptr, bias_part ? bias_part + index : nullptr);
     });
+  }
+
+  void rows_by_element(int64_t row, int64_t end, T* gain_part, T* bias_part) const {
+    if (in_pairs<T>(spec) && affine_by_row(spec)) {
+      for (; row + 2 <= end; row += 2) rows_in_order<2>(row, gain_part, bias_part);
+      if (row < end) rows_in_order<1>(row, gain_part, bias_part);
+    } else {
+      for (; row < end; ++row) row_by_element(row, gain_part, bias_part);
+    }
   }
 
   // One row with gains constant over runs. run_sums, if not null, receives sum(dy x-hat) and sum(dy) of each run.
@@ -186,8 +209,8 @@ struct RowBackward {
     if (!dx) return;
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       const Vec<T> g = set(gain_of(index));
-      backward_run<T>(
-          spec, begin, length, terms, x_row, dy_row, [=](auto, int64_t) HWY_ATTR { return g; }, dx + row * spec.width, nullptr, nullptr);
+      second_sweep<1>(
+          row, begin, length, &terms, [=](auto, int64_t) HWY_ATTR { return g; }, nullptr, nullptr);
     });
   }
 
@@ -203,7 +226,7 @@ struct RowBackward {
         T* const part = parameters ? parts.data() + 2 * c * spec.affine_count : nullptr;
         if (part) std::fill(part, part + 2 * spec.affine_count, T{0});
         T *const gain_part = dgain ? part : nullptr, *const bias_part = dbias ? part + spec.affine_count : nullptr;
-        for (int64_t row = c * chunk; row < std::min(spec.rows, (c + 1) * chunk); ++row) row_by_element(row, gain_part, bias_part);
+        rows_by_element(c * chunk, std::min(spec.rows, (c + 1) * chunk), gain_part, bias_part);
       }
     });
     if (dgain) add_parts(chunks, parts.data(), dgain);
@@ -253,15 +276,7 @@ struct RowBackward {
 template <class T>
 struct CpuRowNorm final : RowNormPart<T> {
   void forward(const RowNorm& spec, const T* x, const T* gain, const T* bias, T* y, T* mean, T* rstd) const override {
-    parallel_for(spec.rows, std::max<int64_t>(1, parallel_elements / std::max<int64_t>(spec.width, 1)), [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        const T* x_row = x + row * spec.width;
-        const Statistics<T> s = measure(spec.centre, spec.eps, measured_width(spec), x_row);
-        if (spec.centre) mean[row] = s.mean;
-        rstd[row] = s.rstd;
-        forward_row(spec, row, s, x_row, gain, bias, y + row * spec.width);
-      }
-    });
+    RowForward<T>{spec, x, gain, bias, y, mean, rstd}.all();
   }
 
   void backward(const RowNorm& spec, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain, T* dbias) const override {
