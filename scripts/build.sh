@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Configures and builds one preset; quiet on success.
-#   scripts/build.sh [release|ci|debug] [--target NAME]...
+#   scripts/build.sh [release|ci|debug|cuda] [--target NAME]...
 # release lies in build/release (programs in build/release/bin). ci is the same folder with warnings as errors, and stays so for later builds there.
-# debug has ASan and UBSan. The log is build/<folder>/build.log.
+# debug has ASan and UBSan, cuda the kernels for GPUs (needs nvcc, no GPU; warnings are errors). The log is build/<folder>/build.log.
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
@@ -22,10 +22,13 @@ for tool in cmake ninja c++; do
   command -v $tool >/dev/null || die "$tool is missing; run scripts/install_deps.sh"
 done
 
+if [[ $preset == cuda ]] && ! nvcc=$(nvcc_path); then die "nvcc is missing; it comes with NVIDIA's CUDA Toolkit, 12.4 or later"; fi
+
 mkdir -p "$folder"
 log=$folder/build.log
 launcher=()
 command -v ccache >/dev/null && launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+[[ $preset == cuda ]] && launcher+=(-DCMAKE_CUDA_COMPILER="$nvcc" "${launcher[@]/CXX/CUDA}")
 # What one clone has compiled, another finds in the cache.
 export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
 

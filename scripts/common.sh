@@ -29,6 +29,9 @@ build_jobs() {
   echo $((n > 0 ? n : 1))
 }
 
+# Where nvcc is: on the PATH, or where NVIDIA's packages put it.
+nvcc_path() { command -v nvcc || { [[ -x /usr/local/cuda/bin/nvcc ]] && echo /usr/local/cuda/bin/nvcc; }; }
+
 # C++ and CUDA files of the project: tracked, or new and not ignored (everything, where git is not at hand).
 cpp_files() {
   if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then

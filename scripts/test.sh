@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs every test; the last line is "N passed, N failed".
-#   scripts/test.sh [--preset release|ci|debug] [options of ctest, e.g. -R ops]
-# debug runs the suite under ASan and UBSan.
+#   scripts/test.sh [--preset release|ci|debug|cuda] [options of ctest, e.g. -R ops, or -L cuda_emulated]
+# debug runs the suite under ASan and UBSan; cuda runs it on the GPU too, or says that there is none.
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 

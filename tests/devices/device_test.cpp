@@ -43,7 +43,7 @@ TEST_CASE("tensors cross between devices in every dtype, with gradients", "[devi
     CHECK(same_bits(full({7}, 3, dtype), Tensor::full({7}, 3, dtype)));
   }
   CHECK(empty({0, 3}).to(Device::cpu()).shape() == Shape{0, 3});
-  CHECK(zeros({2, 2}).str() == Tensor::zeros({2, 2}).str());
+  CHECK(zeros({2, 2}).str() == "f32 [2, 2] on cuda:0\n[[0, 0],\n [0, 0]]");
   Tensor x = normal({5}, 1).to(Device::cpu()).detach().set_requires_grad();
   const Tensor dy = normal({5}, 2);
   (x.to(device()) * 2.0).backward(dy);
@@ -159,6 +159,6 @@ TEST_CASE("H05: a CUDA build on a machine without a GPU uses the CPU, and says w
   CHECK(cuda_device_count() == 0);
   CHECK(Device::parse("auto").is_cpu());
   CHECK_THROWS_AS(Device::parse("cuda"), InputError);
-  CHECK_THROWS_WITH(Device::cuda(), contains("[device] cuda:0: no CUDA-capable device is detected"));
+  CHECK_THROWS_WITH(Device::cuda(), contains("[device] cuda:0: ") && contains("(cudaError"));
   check_close(ones({2}) + 1.0, {2, 2}, exact);
 }

@@ -77,7 +77,7 @@ std::vector<OpCase> elementwise_cases() {
       {"gelu", {wide}, [](In v) { return gelu(v[0], Gelu::tanh); }},
       {"silu", {wide}, [](In v) { return silu(v[0]); }},
       {"softplus", {wide}, [](In v) { return softplus(v[0]); }},
-      {"eq", {grid, other}, [](In v) { return eq(v[0], v[1]).cast(v[0].dtype()); }, e},
+      {"eq", {grid, other}, [](In v) { return eq(floor(v[0]), floor(v[1])).cast(v[0].dtype()); }, e},
       {"ne", {grid, other}, [](In v) { return ne(v[0], v[1]).cast(v[0].dtype()); }, e},
       {"lt", {grid, other}, [](In v) { return lt(v[0], v[1]).cast(v[0].dtype()); }, e},
       {"le", {grid, other}, [](In v) { return le(v[0], v[1]).cast(v[0].dtype()); }, e},

@@ -63,7 +63,7 @@ TEST_CASE("MLP places norms, activations and dropout") {
   nn::Sequential both = nn::MLP({.sizes = {3, 6, 2}, .norm = "weight+meanbatch", .norm_output = true, .bias = false});
   CHECK(layers(both) ==
         "Linear(3 -> 6, weight norm, no bias) BatchNorm1d(6, mean only) ReLU Linear(6 -> 2, weight norm, no bias) BatchNorm1d(2, mean only)");
-  nn::Sequential linear = nn::MLP({.sizes = {3, 2}, .norm = "layer", .init = "constant:2", .bias_init = "ones"});
+  nn::Sequential linear = on_device(nn::MLP({.sizes = {3, 2}, .norm = "layer", .init = "constant:2", .bias_init = "ones"}));
   CHECK(layers(linear) == "Linear(3 -> 2)");
   check_close(linear(ones({1, 3})), {7, 7}, exact);
   // eps reaches the norm: [1, -1] / sqrt(1 + 3), over the row or, with the same values in columns, over the batch.

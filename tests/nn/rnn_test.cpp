@@ -221,6 +221,7 @@ TEST_CASE("recurrent layers: weight norm is the weights' own norm, and g starts 
     nn::Recurrent normed(cell, {.input = 3, .hidden = 4, .norm = "weight", .init = "orthogonal"}), plain(cell, {.input = 3, .hidden = 4});
     normed.cast(DType::f64);
     plain.cast(DType::f64);
+    plain.to(device());
     init(normed, 1);
     nn::RecurrentWeights &w = normed.weights[0], &p = plain.weights[0];
     check_close(w.norm_hh.g, norm(w.norm_hh.v.value(), {1}, true), f64_rounding);

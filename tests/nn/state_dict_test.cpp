@@ -53,7 +53,7 @@ TEST_CASE("a state dict goes round exactly, makes the model ready, and converts 
   nn::Sequential model = net();
   init(model, 1);
   model(normal({6, 3}, 1));  // moves the running statistics and the stream
-  nn::Sequential other = net();
+  nn::Sequential other = on_device(net());
   other.load_state_dict(model.state_dict());
   CHECK(same_state(snapshot(model), snapshot(other)));
   const Tensor x = normal({6, 3}, 2);

@@ -302,7 +302,7 @@ TEST_CASE("batch_norm: an empty batch (A12)", "[ops][norm][pitfall]") {
 
 TEST_CASE("batch_norm: gradients of gain and bias (A15, A16)", "[ops][norm][pitfall][threads]") {
   const auto in = inputs({64, 7, 128});
-  for (const int threads : {1, 2, 4, 8}) {
+  for (const int threads : thread_counts({1, 2, 4, 8})) {
     const Threads guard(threads);
     int right = 0;
     for (int repeat = 0; repeat < 20; ++repeat)

@@ -225,7 +225,7 @@ TEST_CASE("group_norm: constant groups give the bias; sums over cases and space 
     CHECK(norm_of(run.gradients[0]) > 10);  // 1/sqrt(eps) times the centred gradient
   }
   const auto in = inputs({64, 8, 128});
-  for (const int threads : {1, 2, 4, 8}) {
+  for (const int threads : thread_counts({1, 2, 4, 8})) {
     const Threads guard(threads);
     for (int repeat = 0; repeat < 10; ++repeat)
       REQUIRE(values(evaluate(fused(4), in, ones({64, 8, 128})).gradients[2]) == std::vector<double>(8, 8192.0));

@@ -177,7 +177,7 @@ TEST_CASE("layer_norm: gradients of gain and bias with leading axes (A15)", "[op
 
 TEST_CASE("layer_norm: no lost updates in column sums (A16)", "[ops][norm][pitfall][threads]") {
   const auto in = inputs({8, 1024, 7}, {7});
-  for (const int threads : {1, 2, 4, 8}) {
+  for (const int threads : thread_counts({1, 2, 4, 8})) {
     const Threads guard(threads);
     int right = 0;
     for (int repeat = 0; repeat < 50; ++repeat)

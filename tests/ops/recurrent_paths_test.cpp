@@ -20,7 +20,7 @@ RecurrentResult forward(const RecurrentCase& of, const RecurrentInputs& in, cons
 
 }  // namespace
 
-TEST_CASE("recurrent: the same bits whether the graph records or not") {
+TEST_CASE("recurrent: the same bits whether the graph records or not", "[large]") {
   for (const RecurrentCase& of : recurrent_cases())
     for (const RecurrentSizes& sizes : several_sizes())
       for (const bool reverse : {false, true})
@@ -38,7 +38,8 @@ TEST_CASE("recurrent: the same bits whether the graph records or not") {
         }
 }
 
-TEST_CASE("recurrent: any number of threads") {
+// [cpu]: a GPU has no thread count.
+TEST_CASE("recurrent: any number of threads", "[cpu]") {
   for (const RecurrentCase& of : recurrent_cases())
     for (const RecurrentSizes& sizes : several_sizes())
       for (const bool with_lengths : {false, true}) {

@@ -156,7 +156,7 @@ TEST_CASE("recurrent: gradients of one LSTM step by hand", "[ops][recurrent]") {
 TEST_CASE("recurrent: no steps and sequences without steps hand on the state", "[ops][recurrent][B04]") {
   const RecurrentParameters p{.weight_ih = normal({16, 3}, 1), .weight_hh = normal({16, 4}, 2), .bias_ih = normal({16}, 3)};
   const Tensor h0 = full({2, 4}, 0.25), c0 = full({2, 4}, 0.75);
-  const RecurrentResult none = recurrent(zeros64({0, 2, 3}), h0, c0, p);
+  const RecurrentResult none = recurrent(zeros({0, 2, 3}), h0, c0, p);
   CHECK(none.y.shape().str() == "[0, 2, 4]");
   check_close(none.h, h0, exact);
   check_close(none.c, c0, exact);

@@ -80,7 +80,8 @@ TEST_CASE("sums of very many terms lose nothing (A23)", "[ops][reduce][large]") 
   CHECK(max_difference(mean(ones({(int64_t{1} << 24) + 2, 2}), {0}), ones({2})) == 0);
 }
 
-TEST_CASE("the gradient of a stencil is exact for every thread count (I07)", "[ops][reduce]") {
+// [cpu]: a GPU has no thread count.
+TEST_CASE("the gradient of a stencil is exact for every thread count (I07)", "[ops][reduce][cpu]") {
   const int threads = num_threads();
   for (const int count : {1, 2, 3, 8}) {
     set_num_threads(count);

@@ -161,7 +161,7 @@ TEST_CASE("rms_norm: bad rows, empty tensors, column sums (A11, A12, A16, A19)",
     check_close(run.gradients[2], zeros({10}), exact);
   }
   const auto in = inputs({8, 1024, 7}, {7});
-  for (const int threads : {1, 2, 4, 8}) {
+  for (const int threads : thread_counts({1, 2, 4, 8})) {
     const Threads guard(threads);
     for (int repeat = 0; repeat < 10; ++repeat)
       REQUIRE(values(evaluate(fused({7}, 0.5), in, ones({8, 1024, 7})).gradients[2]) == std::vector<double>(7, 8192.0));

@@ -1,6 +1,7 @@
 #pragma once
 // Reference values of tests/golden/<name>.safetensors, written by scripts/make_golden.py and make_golden_rnn.py.
 
+#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -13,7 +14,7 @@ namespace lamina::test {
 
 class Golden {
  public:
-  explicit Golden(const std::string& name) : file_(io::read_safetensors(LAMINA_SOURCE_DIR "/tests/golden/" + name + ".safetensors")) {}
+  explicit Golden(const std::string& name) : file_(io::read_safetensors(sources() + "/tests/golden/" + name + ".safetensors")) {}
 
   bool has(const std::string& name) const { return file_.find(name) != nullptr; }
 
@@ -37,6 +38,12 @@ class Golden {
   }
 
  private:
+  /// The environment wins, for programs that run on another machine than the one that built them.
+  static std::string sources() {
+    const char* here = std::getenv("LAMINA_SOURCE_DIR");
+    return here ? here : LAMINA_SOURCE_DIR;
+  }
+
   io::Safetensors file_;
 };
 

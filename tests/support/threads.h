@@ -2,6 +2,10 @@
 
 #include <lamina/core/parallel.h>
 
+#include <vector>
+
+#include "support/device.h"
+
 namespace lamina::test {
 
 /// Sets the thread count while it lives.
@@ -15,5 +19,11 @@ class Threads {
  private:
   int previous_;
 };
+
+/// Those for a test to run with; one on a GPU, which does not see them.
+inline std::vector<int> thread_counts(std::vector<int> counts) {
+  if (!device().is_cpu()) counts.resize(1);
+  return counts;
+}
 
 }  // namespace lamina::test
