@@ -58,7 +58,10 @@ inline void check_same(const Function& fn, const Function& reference, const std:
 /// CHECKs that result and gradients have the same bits with 1, 2, 3 and 8 threads. On a GPU, which has none to count, nothing: tests/devices runs
 /// every op twice there.
 inline void check_thread_counts(const Function& fn, const std::vector<Tensor>& inputs) {
-  if (!device().is_cpu()) return SUCCEED("a GPU has no threads to count");
+  if (!device().is_cpu()) {
+    SUCCEED("a GPU has no threads to count");
+    return;
+  }
   const auto run = [&](int threads) {
     const Threads guard(threads);
     const Tensor y = [&] {
