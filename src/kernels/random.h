@@ -8,27 +8,23 @@
 
 namespace lamina::kernels {
 
-/// A step that a CUDA graph runs again, for the length of its capture, on this thread: how far its streams are then depends on the steps done since.
+/// A step that a CUDA graph runs again, for the length of its capture, on this thread: where its streams begin is then read from device memory.
 class RepeatedStep {
  public:
-  struct Advance {
-    uint64_t key, blocks;
+  struct Stream {
+    uint64_t key;
+    uint64_t start;           // its counter where the step begins, at the capture
+    const int64_t* position;  // the same at each run, in the device's memory
   };
-  /// *steps, in the device's memory, is `now` at the capture, and one more with each step; a stream advances by so many blocks a step.
-  RepeatedStep(const int64_t* steps, int64_t now, std::vector<Advance> advances)
-      : steps_(steps), now_(now), advances_(std::move(advances)), outer_(innermost) {
-    innermost = this;
-  }
+  explicit RepeatedStep(std::vector<Stream> streams) : streams_(std::move(streams)), outer_(innermost) { innermost = this; }
   ~RepeatedStep() { innermost = outer_; }
   RepeatedStep(const RepeatedStep&) = delete;
   RepeatedStep& operator=(const RepeatedStep&) = delete;
 
-  const int64_t* steps() const { return steps_; }
-  int64_t now() const { return now_; }
-  /// Of a stream; null when it is not known.
-  const Advance* find(uint64_t key) const {
-    for (const Advance& advance : advances_)
-      if (advance.key == key) return &advance;
+  /// Null where there is none of this key.
+  const Stream* find(uint64_t key) const {
+    for (const Stream& stream : streams_)
+      if (stream.key == key) return &stream;
     return nullptr;
   }
   /// Of this thread, or null.
@@ -36,9 +32,7 @@ class RepeatedStep {
 
  private:
   static inline thread_local const RepeatedStep* innermost = nullptr;
-  const int64_t* steps_;
-  int64_t now_;
-  std::vector<Advance> advances_;
+  std::vector<Stream> streams_;
   const RepeatedStep* outer_;
 };
 

@@ -96,8 +96,6 @@ void Optimizer::repeat_step() {
   for (const size_t i : left_alone_) ++missed_[i];
 }
 
-const int64_t* Optimizer::steps_on_device() const { return &memory_->state()->t; }
-
 namespace {
 
 double clip_factor(double norm, double max_norm) { return max_norm / (norm + 1e-6); }

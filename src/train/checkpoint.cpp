@@ -81,6 +81,11 @@ void require_finite(nn::Module& model) {
   for (const auto& [path, buffer] : model.named_buffers()) require_finite("buffer", path, buffer->tensor());
 }
 
+std::string device_kind(nn::Module& model) {
+  const std::vector<nn::Parameter*> parameters = model.parameters();
+  return parameters.empty() || parameters[0]->tensor().device().is_cpu() ? "cpu" : "cuda";
+}
+
 std::string architecture(nn::Module& model) {
   std::string text;
   for (const auto& [path, module] : model.modules()) text += (text.empty() ? "" : "; ") + path + (path.empty() ? "" : " ") + module->describe();
@@ -116,6 +121,7 @@ void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const
   content.metadata["lamina.architecture"] = architecture(model);
   content.metadata["lamina.threads"] = std::to_string(num_threads());
   content.metadata["lamina.blas"] = blas_description();
+  content.metadata["lamina.device"] = device_kind(model);
   io::write_safetensors(path, content);
 }
 

@@ -196,6 +196,7 @@ void RunLog::write_record(const std::string& status, const Config& results) {
   record["config"] = as_json(info_.config);
   record["seed"] = info_.seed;
   record["device"] = info_.device.str();
+  if (!info_.device.is_cpu()) record["gpu"] = device_name(info_.device);
   record["threads"] = num_threads();
   record["blas"] = blas_description();
   record["lamina"] = LAMINA_VERSION;

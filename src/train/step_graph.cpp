@@ -1,6 +1,7 @@
 #include "train/step_graph.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/format.h"
 #include "core/memory_pool.h"
@@ -40,12 +41,12 @@ void StepGraph::step() {
     seen_ = 0;
   }
   if (!graph_ && seen_ < plain_steps) {
-    const std::vector<uint64_t> before = positions();
+    const std::vector<int64_t> before = positions();
     plain(inputs);
     ++seen_;
-    const std::vector<uint64_t> after = positions();
+    const std::vector<int64_t> after = positions();
     advances_.clear();
-    for (size_t i = 0; i < streams_.size(); ++i) advances_.push_back({streams_[i]->rng().key, after[i] - before[i]});
+    for (size_t i = 0; i < streams_.size(); ++i) advances_.push_back(static_cast<uint64_t>(after[i] - before[i]));
     return;
   }
   if (!graph_) return capture(inputs);
@@ -53,7 +54,7 @@ void StepGraph::step() {
   optimizer_.repeat_step();
   for (size_t i = 0; i < streams_.size(); ++i) {
     Rng rng = streams_[i]->rng();
-    rng.counter += advances_[i].blocks;
+    rng.counter += advances_[i];
     streams_[i]->set_rng(rng);
   }
   CudaBackend::launch_graph(graph_);
@@ -79,7 +80,10 @@ void StepGraph::capture(const std::vector<Tensor>& inputs) {
   arena_ = lamina::detail::open_arena(device_);
   try {
     CudaBackend::begin_capture();
-    const kernels::RepeatedStep repeated(optimizer_.steps_on_device(), optimizer_.steps(), advances_);
+    std::vector<kernels::RepeatedStep::Stream> streams;
+    for (size_t i = 0; i < streams_.size(); ++i)
+      streams.push_back({streams_[i]->rng().key, streams_[i]->rng().counter, positions_.data<int64_t>() + i});
+    const kernels::RepeatedStep repeated(std::move(streams));
     loss_ = task_.loss_of(inputs_);
     loss_->value.backward();
     optimizer_.queue_step({loss_->value, loss_->items, clip_norm_});
@@ -99,6 +103,9 @@ void StepGraph::capture(const std::vector<Tensor>& inputs) {
 void StepGraph::load(const std::vector<Tensor>& inputs) {
   optimizer_.send_lr();
   for (size_t i = 0; i < inputs.size(); ++i) inputs_[i].copy_(inputs[i]);
+  const auto count = static_cast<int64_t>(streams_.size());
+  if (count > 0 && !positions_.defined()) positions_ = Tensor::empty({count}, DType::i64, device_);
+  if (count > 0) positions_.copy_(Tensor::from(positions(), {count}));
   kernels::on_cuda(device_);
 }
 
@@ -106,9 +113,9 @@ bool StepGraph::fits(const std::vector<Tensor>& inputs) const {
   return std::ranges::equal(inputs, inputs_, [](const Tensor& a, const Tensor& b) { return a.shape() == b.shape() && a.dtype() == b.dtype(); });
 }
 
-std::vector<uint64_t> StepGraph::positions() const {
-  std::vector<uint64_t> counters;
-  for (const nn::Buffer* stream : streams_) counters.push_back(stream->rng().counter);
+std::vector<int64_t> StepGraph::positions() const {
+  std::vector<int64_t> counters;
+  for (const nn::Buffer* stream : streams_) counters.push_back(static_cast<int64_t>(stream->rng().counter));
   return counters;
 }
 

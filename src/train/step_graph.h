@@ -1,15 +1,13 @@
 #pragma once
 // Training steps of one shape as a CUDA graph: written down once, run again with one call. What changes from step to step lies in the device's
-// memory: the inputs in tensors of their own, learning rate, step count and losses in the optimiser's StepState, positions of random streams by the
-// step count. Private to src/train.
+// memory: the inputs and the positions of random streams in tensors of their own, learning rate, step count and losses in the optimiser's StepState.
+// Private to src/train.
 
 #include <optional>
 #include <vector>
 
 #include <lamina/optim/optimizer.h>
 #include <lamina/train/task.h>
-
-#include "kernels/random.h"
 
 namespace lamina::train {
 
@@ -34,7 +32,7 @@ class StepGraph {
   void capture(const std::vector<Tensor>& inputs);
   void load(const std::vector<Tensor>& inputs);
   bool fits(const std::vector<Tensor>& inputs) const;
-  std::vector<uint64_t> positions() const;
+  std::vector<int64_t> positions() const;
 
   Task& task_;
   optim::Optimizer& optimizer_;
@@ -42,10 +40,11 @@ class StepGraph {
   Device device_;
   std::vector<nn::Buffer*> streams_;
   int64_t items_ = 0, repeated_ = 0;
-  int64_t seen_ = 0;                                      // plain steps of the shape of inputs_
-  std::vector<Tensor> inputs_;                            // what a graph reads; of a shape that may come to be captured
-  std::vector<kernels::RepeatedStep::Advance> advances_;  // of the streams, in a step of that shape
-  std::optional<Task::Loss> loss_;                        // of the captured step
+  int64_t seen_ = 0;                // plain steps of the shape of inputs_
+  std::vector<Tensor> inputs_;      // what a graph reads; of a shape that may come to be captured
+  Tensor positions_;                // i64, of the streams, for the graph
+  std::vector<uint64_t> advances_;  // of the streams, in a step of that shape
+  std::optional<Task::Loss> loss_;  // of the captured step
   int arena_ = 0;
   void* graph_ = nullptr;
 };

@@ -68,7 +68,12 @@ TrainState read_state(const Metadata& metadata, const Task& task, const TrainSta
   return state;
 }
 
-std::string thread_warning(const Metadata& metadata, const std::filesystem::path& path) {
+std::string machine_warning(const Metadata& metadata, const std::filesystem::path& path, const std::string& here) {
+  const auto device = metadata.find("lamina.device");
+  const std::string there = device == metadata.end() ? "cpu" : device->second;  // older checkpoints know nothing else
+  if (there != here)
+    return fmt::format("the run so far was on {}, now on {}: results will differ in the last digits from an uninterrupted run", there, here);
+  if (here != "cpu") return "";
   const std::string threads = to_text(num_threads()), blas = blas_description();
   if (entry(metadata, "lamina.threads", path) != threads)
     return fmt::format("the run so far used {} threads, now {}: results will differ in the last digits from an uninterrupted run",

@@ -22,7 +22,7 @@ Metadata write_state(const TrainState& state, const Task& task);
 /// has.
 TrainState read_state(const Metadata& metadata, const Task& task, const TrainState& here, const std::filesystem::path& path);
 
-/// A warning when the checkpoint was written with another thread count or another BLAS, else "".
-std::string thread_warning(const Metadata& metadata, const std::filesystem::path& path);
+/// A warning when the checkpoint was written with another thread count or another BLAS, or on another kind of device than `here`, else "".
+std::string machine_warning(const Metadata& metadata, const std::filesystem::path& path, const std::string& here);
 
 }  // namespace lamina::train

@@ -61,7 +61,7 @@ std::string Trainer::resume(const std::filesystem::path& checkpoint) {
     throw;
   }
   state_ = state;
-  return thread_warning(metadata, checkpoint);
+  return machine_warning(metadata, checkpoint, device_kind(task_.model()));
 }
 
 Outcome Trainer::fit() {

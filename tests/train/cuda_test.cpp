@@ -135,6 +135,13 @@ TEST_CASE("a checkpoint goes from device to device, bit for bit", "[train][cuda]
   optim::Adam adam(model.parameters());
   load_checkpoint(dir / "run/last.safetensors", model, adam);
   save_checkpoint(dir / "again.safetensors", model, adam);
+  data::Loader batches(small_data(53, 1), {.batch_size = 8, .shuffle_seed = 5});
+  Classification task(model, batches);
+  task.add_split("validation", small_data(21, 2));
+  task.add_split("test", small_data(30, 3));
+  const std::string warning = Trainer(task, adam).resume(dir / "run/last.safetensors");
+  CHECK(warning ==
+        (device().is_cpu() ? "" : "the run so far was on cuda, now on cpu: results will differ in the last digits from an uninterrupted run"));
   model.to(device());
   save_checkpoint(dir / "moved.safetensors", model, adam);
   CHECK(same_tensors(dir / "again.safetensors", dir / "run/last.safetensors"));

@@ -72,9 +72,6 @@ class Optimizer {
   void send_lr();
   /// Counts a run again of the step that was queued last.
   void repeat_step();
-  /// How many steps were done: in the device's memory, and here.
-  const int64_t* steps_on_device() const;
-  int64_t steps() const { return steps_; }
 
   /// For checkpoints; PyTorch's names, with the position of the parameter. SGD: "momentum_buffer.<i>" (with momentum). Adam: "step.<i>" (i64 scalar,
   /// steps done), "exp_avg.<i>", "exp_avg_sq.<i>". Only of parameters that have had a step. The tensors are detached handles on the live values.

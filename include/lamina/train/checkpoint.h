@@ -19,6 +19,9 @@ using Metadata = std::map<std::string, std::string>;
 /// "Sequential; 0 Linear(784 -> 10); ...": path and description of each module; what a checkpoint says it belongs to.
 std::string architecture(nn::Module& model);
 
+/// "cpu" or "cuda": where the model's first parameter is; what a checkpoint says it was written on.
+std::string device_kind(nn::Module& model);
+
 /// The model under plain names as torch.nn.Module.state_dict() has them; with an optimiser, its state too, as "optim.<name>". What
 /// scripts/pytorch_checkpoint.py reads and writes on PyTorch's side.
 void save_weights(const std::filesystem::path& path, nn::Module& model, const Metadata& metadata = {}, const optim::Optimizer* optimizer = nullptr);

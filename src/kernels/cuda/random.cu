@@ -27,16 +27,10 @@ struct Numbers {
 struct Stream {
   uint64_t key, counter;
   int64_t n;
-  bool packed;  // the arrays are aligned for chunks
-  // In a step that a graph runs again: what counts the steps, where it stood, and what a step adds to the counter. Else null.
-  dptr<const int64_t> steps = nullptr;
-  int64_t first_step = 0;
-  uint64_t per_step = 0;
+  bool packed;                             // the arrays are aligned for chunks
+  dptr<const int64_t> position = nullptr;  // in a step that a graph runs again: counts from here. Else null
 
-  __device__ uint64_t start() const {
-    if (steps == nullptr) return counter;
-    return counter + static_cast<uint64_t>(int64_t(steps[0]) - first_step) * per_step;
-  }
+  __device__ uint64_t start() const { return position != nullptr ? counter + static_cast<uint64_t>(int64_t(position[0])) : counter; }
   __device__ Numbers block(uint64_t start, int64_t number) const {
     const uint64_t at = start + static_cast<uint64_t>(number);
     r123::Philox4x32::ctr_type from = {{static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), 0, 0}};
@@ -118,11 +112,10 @@ template <class Kind, class T>
 void launch_draw(const char* name, uint64_t key, uint64_t counter, int64_t n, const Kind& kind, const T* x, T* y) {
   Stream numbers{key, counter, n, chunks_fit<Kind::each>(y) && (!x || chunks_fit<Kind::each>(x))};
   if (const RepeatedStep* step = RepeatedStep::current()) {
-    const RepeatedStep::Advance* const advance = step->find(key);
-    if (!advance) fail(name, "a captured step draws from a stream that is not among the model's buffers");
-    numbers.steps = step->steps();
-    numbers.first_step = step->now();
-    numbers.per_step = advance->blocks;
+    const RepeatedStep::Stream* const from = step->find(key);
+    if (!from) fail(name, "a captured step draws from a stream that is not among the model's buffers");
+    numbers.counter -= from->start;
+    numbers.position = from->position;
   }
   launch(Op(name, {{"n", n}}), draw<Kind, T>, blocks_for(n, int64_t{threads} * Kind::each, most_blocks), threads, 0, stream(), numbers, kind, x, y);
 }
