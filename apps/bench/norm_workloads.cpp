@@ -41,6 +41,23 @@ Function weight_norm_function(int64_t out, Device device) {
   };
 }
 
+// Batch norm as small ops, whose backward goes through the graph step by step: what the closed form saves.
+Make small_op_batch_norm(int64_t channels) {
+  return [=](Device device) -> Function {
+    Tensor gain = Tensor::ones({channels}, DType::f32, device), bias = Tensor::zeros({channels}, DType::f32, device);
+    gain.set_requires_grad();
+    bias.set_requires_grad();
+    return [=](const Tensor& x) mutable {
+      gain.zero_grad();
+      bias.zero_grad();
+      const auto along_channels = [&](const Tensor& v) { return x.rank() == 2 ? v : reshape(v, {channels, 1}); };
+      const Axes axes = x.rank() == 2 ? Axes{0} : Axes{0, 2};
+      const Tensor d = x - mean(x, axes, true), var = mean(d * d, axes, true);
+      return d / sqrt(var + 1e-5) * along_channels(gain) + along_channels(bias);
+    };
+  };
+}
+
 Workload forward(const std::string& name, const Work& work, const Shape& shape, Device device, const Make& make) {
   return {"forward/" + name, work, [=]() -> std::function<void()> {
             Rng rng(3);
@@ -73,9 +90,8 @@ struct Norms {
   }
 
   // The statistics need a pass of their own: x, then x -> y; backward x and dy, then x, dy -> dx.
-  void channels(const std::string& name, const Shape& shape) {
+  void channels(const std::string& name, const Shape& shape, const Make& make) {
     const int64_t bytes = 4 * shape.numel();
-    const auto make = layer<nn::BatchNorm1d>(shape[1]);
     all.push_back(forward(name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}}}, shape, device, make));
     all.push_back(both(name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}, {bytes, 2, 0, 0}, {bytes, 2, 1, 0}}}, shape, device, make));
   }
@@ -93,11 +109,13 @@ std::vector<Workload> norm_workloads(Device device) {
     norms.rows("prms_norm-" + size, shape, layer<nn::RMSNorm>(width, nn::RMSNormLayerOptions{.partial = 0.0625}));
   }
   norms.rows("weight_norm-1000x784", {1000, 784}, [](Device there) { return weight_norm_function(1000, there); });
-  norms.channels("batch_norm-128x1000", {128, 1000});
+  norms.channels("batch_norm-128x1000", {128, 1000}, layer<nn::BatchNorm1d>(1000));
+  norms.channels("small_op_batch_norm-128x1000", {128, 1000}, small_op_batch_norm(1000));
   for (const int64_t batch : {32, 512}) {
     const std::string size = fmt::format("{}x64x28x28", batch);
     const Shape shape{batch, 64, 28 * 28};
-    norms.channels("batch_norm-" + size, shape);
+    norms.channels("batch_norm-" + size, shape, layer<nn::BatchNorm1d>(64));
+    if (batch == 32) norms.channels("small_op_batch_norm-" + size, shape, small_op_batch_norm(64));
     norms.rows("group_norm-" + size + "-g8", shape, layer<nn::GroupNorm>(int64_t{8}, int64_t{64}));
     norms.rows("instance_norm-" + size, shape, layer<nn::InstanceNorm1d>(int64_t{64}, nn::InstanceNormLayerOptions{.affine = true}));
   }
