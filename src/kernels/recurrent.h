@@ -85,8 +85,13 @@ struct RecurrentForward {
   const Packed<T>* weight = nullptr;  // W_hh^T [H, G H]
   bool from_zero = false;             // h before step 0 is zeros
 
+  // Where the walk is to multiply the inputs too, so that a_x is still in a cache when the cell reads it; else weight_ih is null and a_x is there.
+  // Only the CPU does, and not where spec.norm is columns.
+  OverTime<const T> x;                   // [C]
+  const Packed<T>* weight_ih = nullptr;  // W_ih^T [C, G H]
+
   T *h = nullptr, *c = nullptr;  // [batch, H]: the state, updated in place
-  OverTime<T> a_x;               // [G H], in: W_ih x, plus parts.bias where spec.norm is none
+  OverTime<T> a_x;               // [G H], W_ih x, plus parts.bias where spec.norm is none
   OverTime<T> a_h;               // [G H], W_hh h; null where spec.sums_terms()
   OverTime<T> gates;             // [G H], out: the gates, in place of a_x where nobody wants it (RNN: null, its gate is y)
   OverTime<T> raw_c, y;          // [H], out: c before K (null if nobody wants it) and h

@@ -70,6 +70,11 @@ class Forward {
     work_.parts = biases_.parts<T>(spec_, in_);
     weight_ = kernels::gemm<T>(device_)->pack(hidden, width, {in_[In::weight_hh].data<T>(), std::max<int64_t>(hidden, 1), true});
     work_.weight = &weight_;
+    if (device_.is_cpu() && spec_.norm != TermNorm::columns) {
+      const int64_t inputs = in_[In::x].size(2);
+      weight_ih_ = kernels::gemm<T>(device_)->pack(inputs, width, {in_[In::weight_ih].data<T>(), std::max<int64_t>(inputs, 1), true});
+      work_.weight_ih = &weight_ih_;
+    }
     work_.from_zero = !in_[In::h0].defined();
     work_.h = result.h.mutable_data<T>();
     if (lstm()) work_.c = result.c.mutable_data<T>();
@@ -128,6 +133,8 @@ class Forward {
       work_.a_x.origin = chunk.begin;
       if (work_.gates.data && !keep_) work_.gates.origin = chunk.begin;
     }
+    work_.x = {x.data<T>(), 0, false};
+    if (work_.weight_ih) return;  // the walk's own affair
     kernels::gemm<T>(device_)->gemm(chunk.count, width, inputs, {x.data<T>() + chunk.begin * inputs, ld, false},
                                     {in_[In::weight_ih].data<T>(), ld, true}, T{0}, work_.a_x.data + (chunk.begin - work_.a_x.origin) * width,
                                     std::max<int64_t>(width, 1), spec_.norm == TermNorm::none ? work_.parts.bias : nullptr);
@@ -179,7 +186,7 @@ class Forward {
   DType dtype_;
   Device device_;
   kernels::RecurrentForward<T> work_;
-  kernels::Packed<T> weight_;
+  kernels::Packed<T> weight_, weight_ih_;
   RecurrentBiases biases_;
   RecurrentTrace trace_, passing_;
   Tensor x_var_, h_var_, c_var_;

@@ -96,7 +96,9 @@ TEST_CASE("recurrent: rows without spread give the bias and finite gradients, sa
       for (size_t i = 0; i < inputs.names.size(); ++i)
         if (inputs.names[i].starts_with("weight")) inputs.tensors[i] = inputs.tensors[i] * scale;
       INFO(of.name << ", weights times " << scale);
-      check_against_oracle(of, inputs, {{.cell = of.cell, .norm = of.norm}, {}, 0}, DType::f64, false);
+      // Summed inputs of 1e4 are rounded to 1.8e-12, which a gate that is not saturated hands on.
+      constexpr double slack = 10;
+      check_against_oracle(of, inputs, {{.cell = of.cell, .norm = of.norm}, {}, 0}, DType::f64, false, slack);
       const Run run = run_fused(of, inputs, {{.cell = of.cell, .norm = of.norm}, {}, 0}, DType::f32);
       for (const double v : values(run.result.y)) CHECK(std::isfinite(v));
       for (const Tensor& gradient : run.gradients)

@@ -63,11 +63,19 @@ class BlockSums {
     std::fill_n(parts_.data(), blocks.count * count_, T{0});
   }
   T* of(int64_t block) const { return count_ ? parts_.data() + block * count_ : nullptr; }
-  void add_into(T* sums) const {
-    for (int64_t i = 0; i < count_; ++i) {
-      double total = static_cast<double>(sums[i]);
-      for (int64_t block = 0; block < blocks_.count; ++block) total += static_cast<double>(of(block)[i]);
-      sums[i] = static_cast<T>(total);
+  /// A member's share of adding them up, when all are there.
+  void add_into(T* sums, const detail::Team& team) const {
+    constexpr int64_t piece = 64;
+    const int64_t begin = count_ * team.index() / team.size(), end = count_ * (team.index() + 1) / team.size();
+    for (int64_t at = begin; at < end; at += piece) {
+      const int64_t n = std::min(piece, end - at);
+      double totals[piece];
+      for (int64_t i = 0; i < n; ++i) totals[i] = static_cast<double>(sums[at + i]);
+      for (int64_t block = 0; block < blocks_.count; ++block) {
+        const T* const part = of(block) + at;
+        for (int64_t i = 0; i < n; ++i) totals[i] += static_cast<double>(part[i]);
+      }
+      for (int64_t i = 0; i < n; ++i) sums[at + i] = static_cast<T>(totals[i]);
     }
   }
 
@@ -105,8 +113,10 @@ void walk(const RecurrentBackward<T>& w) {
       if (step > 0 || w.to_start) share_of_product<T>(share.product_rows(alive), share.panels, da.row(w.steps, step, 0, width), width, *w.weight, dh);
       share.meet();
     }
+    if (!w.sums) return;
+    team.wait();
+    sums.add_into(w.sums, team);
   });
-  if (w.sums) sums.add_into(w.sums);
 }
 
 /// Through statistics over the sequences of one step.

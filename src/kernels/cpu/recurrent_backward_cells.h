@@ -7,6 +7,8 @@
 #define LAMINA_KERNELS_CPU_RECURRENT_BACKWARD_CELLS_H
 #endif
 
+#include <hwy/cache_control.h>
+
 #include "kernels/cpu/recurrent_simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,6 +33,12 @@ HWY_INLINE V sigmoid_slope(V v) {
   return hn::NegMulAdd(v, v, v);
 }
 
+/// The next group of rows comes from far away, in runs too short for the processor to foresee.
+template <class T, class At>
+HWY_INLINE void fetch_next(const T* p, int64_t width, At at) {
+  hwy::Prefetch(p + kGroup * width + at.index);
+}
+
 // Through a normaliser of a run of a row: pre is the gradient of x-hat gain + bias. a and a-hat below: pre gain, and its product with x-hat.
 template <class T>
 struct NormTerm {
@@ -39,8 +47,8 @@ struct NormTerm {
 
   HWY_INLINE Normaliser<T> x_hat() const { return Normaliser<T>(statistics); }
   template <class At>
-  HWY_INLINE Two<Vec<T>> terms(At at, Vec<T> gain) const {
-    const Vec<T> a = hn::Mul(at.load(pre), gain);
+  HWY_INLINE Two<Vec<T>> terms(At at, Vec<T> pre_at, Vec<T> gain) const {
+    const Vec<T> a = hn::Mul(pre_at, gain);
     return {a, hn::Mul(a, x_hat()(at.load(x)))};
   }
   void finish_sums(bool centre, int64_t n, double sum_a, double sum_a_hat) {
@@ -59,8 +67,8 @@ struct NormTerm {
   T mean = 0, mean_hat = 0;
 };
 
-// The columns [begin, begin + n), one segment, of kRows rows: from the gradients of the summed inputs to those of a_x and a_h; the sums of gains
-// grow.
+// The columns [begin, begin + n), one segment, of kRows rows: from the gradients of the summed inputs to those of a_x and a_h; the sums of the bias
+// and the gains grow.
 template <class T, Cell cell, TermNorm norm, int kRows>
 void segment_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums, int segment) {
   using S = Segments<cell, norm>;
@@ -76,9 +84,10 @@ void segment_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* ro
   }
   constexpr int K = two ? 4 : 2;
   const auto totals = row_sums<kRows, K, T>(n, [&](auto at, int r) HWY_ATTR {
-    const Two<Vec<T>> a = x[r].terms(at, at.load(gain_x));
+    const Vec<T> pre_x = at.load(x[r].pre);
+    const Two<Vec<T>> a = x[r].terms(at, pre_x, at.load(gain_x));
     if constexpr (two) {
-      const Two<Vec<T>> b = h[r].terms(at, at.load(gain_h));
+      const Two<Vec<T>> b = h[r].terms(at, cell == Cell::gru ? at.load(h[r].pre) : pre_x, at.load(gain_h));
       return Terms<T, K>{{a.first, a.second, b.first, b.second}};
     } else {
       return Terms<T, K>{{a.first, a.second}};
@@ -89,17 +98,22 @@ void segment_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* ro
     x[r].finish_sums(work.spec.centre, n, t[0], t[1]);
     if constexpr (two) h[r].finish_sums(work.spec.centre, n, t[2], t[3]);
   }
+  T* const dbias = sums ? sums + at_sum.bias + begin : nullptr;
   T* const dgain_x = sums ? sums + (two ? at_sum.gain_ih : at_sum.gain_hh) + begin : nullptr;
   T* const dgain_h = sums ? sums + at_sum.gain_hh + begin : nullptr;
   for_each_vector<T>(n, [&](auto at) HWY_ATTR {
     const Vec<T> gx = at.load(gain_x), gh = at.load(gain_h);
-    Vec<T> sum_x = sums ? at.load(dgain_x) : zero<T>(), sum_h = sums && two ? at.load(dgain_h) : zero<T>();
+    Vec<T> sum = sums ? at.load(dbias) : zero<T>(), sum_x = sums ? at.load(dgain_x) : zero<T>(), sum_h = sums && two ? at.load(dgain_h) : zero<T>();
     for (int r = 0; r < kRows; ++r) {
-      const Vec<T> pre_x = at.load(x[r].pre), pre_h = two ? at.load(h[r].pre) : pre_x;
+      const Vec<T> pre_x = at.load(x[r].pre), pre_h = cell == Cell::gru ? at.load(h[r].pre) : pre_x;
+      sum = hn::Add(sum, pre_x);
+      fetch_next(x[r].x, S::gates * hidden, at);
+      if (two) fetch_next(h[r].x, S::gates * hidden, at);
       at.store(rows[r].da_x + begin, x[r].gradient(at, pre_x, gx, sum_x));
       if constexpr (two) at.store(rows[r].da_h + begin, h[r].gradient(at, pre_h, gh, sum_h));
     }
     if (!sums) return;
+    at.store(dbias, sum);
     at.store(dgain_x, sum_x);
     if (two) at.store(dgain_h, sum_h);
   });
@@ -120,11 +134,12 @@ void some_terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>*
   using S = Segments<cell, norm>;
   const int64_t hidden = work.spec.hidden;
   const RecurrentSums at_sum(work.spec);
+  constexpr bool normalised = norm == TermNorm::terms || norm == TermNorm::gates;
   if (sums) {
-    add_rows<kRows>(sums + at_sum.bias, S::gates * hidden, [&](int r) { return rows[r].pre_x; });
+    if (!normalised) add_rows<kRows>(sums + at_sum.bias, S::gates * hidden, [&](int r) { return rows[r].pre_x; });
     if (cell == Cell::gru) add_rows<kRows>(sums + at_sum.n_bias, hidden, [&](int r) { return rows[r].pre_h + 2 * hidden; });
   }
-  if constexpr (norm == TermNorm::terms || norm == TermNorm::gates)
+  if constexpr (normalised)
     for (int s = 0; s < S::count; ++s) segment_backward<T, cell, norm, kRows>(work, rows, sums, s);
 }
 
@@ -139,6 +154,9 @@ void terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows
 // Gives the gradient of tanh's argument k, and writes that of o into pre_x.
 template <class T, class At>
 HWY_INLINE Vec<T> argument_gradient(const BackwardRow<T>& r, int64_t hidden, At at, Vec<T> k) {
+  fetch_next(r.gates + 3 * hidden, 4 * hidden, at);
+  fetch_next(r.raw_c, hidden, at);
+  fetch_next(r.dy, hidden, at);
   const Vec<T> t = tanh(k), o = at.load(r.gates + 3 * hidden), dh = hn::Add(at.load(r.dy), at.load(r.dh));
   at.store(r.pre_x + 3 * hidden, hn::Mul(hn::Mul(dh, t), sigmoid_slope(o)));
   return hn::Mul(hn::Mul(dh, o), tanh_slope(t));
@@ -150,6 +168,7 @@ HWY_INLINE void lstm_gates_backward(const RecurrentBackward<T>& work, const Back
   const int64_t hidden = work.spec.hidden;
   const auto finish = [&](auto before) HWY_ATTR {
     for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
+      for (int gate = 0; gate < 3; ++gate) fetch_next(r.gates + gate * hidden, 4 * hidden, at);
       const Vec<T> dc = dc_at(at), i = at.load(r.gates), f = at.load(r.gates + hidden), g = at.load(r.gates + 2 * hidden);
       at.store(r.pre_x, hn::Mul(hn::Mul(dc, g), sigmoid_slope(i)));
       at.store(r.pre_x + hidden, hn::Mul(hn::Mul(dc, before(at)), sigmoid_slope(f)));

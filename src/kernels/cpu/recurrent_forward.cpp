@@ -224,6 +224,32 @@ void cells(const RecurrentForward<T>& w, GroupFn<T> group, int64_t step, Range r
   }
 }
 
+/// A share of the inputs' product of some steps, panel by panel.
+template <class T>
+void input_product(const RecurrentForward<T>& w, const Share& share, int64_t first, int64_t last) {
+  const int64_t width = w.spec.width(), inputs = w.weight_ih->k;
+  const T* const bias = w.spec.norm == TermNorm::none ? w.parts.bias : nullptr;
+  const auto product = [&](Range rows, Range panels, int64_t step) HWY_ATTR {
+    share_of_product<T>(rows, panels, w.x.row(w.steps, step, 0, inputs), inputs, *w.weight_ih,
+                        Output<T>{T{0}, w.a_x.row(w.steps, step, 0, width), width, bias});
+  };
+  if (share.together) {  // all rows of these steps, which stand one after the other
+    const int64_t *const offset = w.steps.offset, *const alive = w.steps.alive;
+    const int64_t top = offset[first] <= offset[last - 1] ? first : last - 1, bottom = first + last - 1 - top;
+    return product({0, offset[bottom] + alive[bottom] - offset[top]}, share.panels, top);
+  }
+  for (int64_t panel = share.panels.begin; panel < share.panels.end; ++panel)
+    for (int64_t step = first; step < last; ++step) product(share.cell_rows(w.steps.alive[step]), {panel, panel + 1}, step);
+}
+
+/// Steps whose inputs a thread multiplies at once: one where the weight stays in its cache, so that the cell finds the product there too.
+template <class T>
+int64_t input_steps(const RecurrentForward<T>& w, const Share& share) {
+  constexpr int64_t in_cache = int64_t{1} << 18;  // bytes
+  const bool stays = w.weight_ih->k * w.weight_ih->n * static_cast<int64_t>(sizeof(T)) <= in_cache;
+  return stays && !share.together ? 1 : w.steps.last - w.steps.first;
+}
+
 /// A share of a step's recurrent product.
 template <class T>
 void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels) {
@@ -243,8 +269,10 @@ void walk(const RecurrentForward<T>& w) {
   const GroupFn<T> group = group_of<T>(w.spec);
   detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) HWY_ATTR {
     const Share share(team, w.steps, panel_count(*w.weight), kTileRows);
+    const int64_t at_once = w.weight_ih ? input_steps(w, share) : 1;
     for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
       const int64_t alive = w.steps.alive[step];
+      if (w.weight_ih && (step - w.steps.first) % at_once == 0) input_product(w, share, step, std::min(step + at_once, w.steps.last));
       product(w, step, share.product_rows(alive), share.panels);
       share.meet();
       cells(w, group, step, share.cell_rows(alive));
