@@ -156,10 +156,11 @@ TEST_CASE("CPU and GPU agree: optimisers and clipping, twelve odd-sized paramete
 }
 
 TEST_CASE("twenty steps of an MLP with layer norm, batch norm and dropout follow the CPU's") {
+  // No biases before a batch norm: their gradient is nothing but rounding, of which Adam makes whole steps.
   for (const std::string norm : {"layer", "batch"}) {
     INFO(norm);
     check_trajectories([&](DType dtype, Device where) {
-      return train(nn::MLP({.sizes = {12, 20, 16, 4}, .norm = norm, .dropout = 0.2}), dtype, where,
+      return train(nn::MLP({.sizes = {12, 20, 16, 4}, .norm = norm, .bias = norm != "batch", .dropout = 0.2}), dtype, where,
                    [](nn::Sequential& model, uint64_t step, DType type, Device on) {
                      const Tensor x = normal({16, 12}, step, type);
                      return cross_entropy(model(x.to(on)), argmax(slice(x, 1, 0, 4)).to(on));

@@ -150,7 +150,7 @@ TEST_CASE("five Adam steps give PyTorch's losses, gradients, state and evaluatio
       std::string file = "mlp_" + norm;
       std::replace(file.begin(), file.end(), ':', '_');
       const Golden golden(file);
-      nn::Sequential model = nn::MLP({.sizes = {10, 16, 12, 4}, .norm = norm, .eps = 1e-5});
+      nn::Sequential model = on_device(nn::MLP({.sizes = {10, 16, 12, 4}, .norm = norm, .eps = 1e-5}));
       nn::StateDict before;
       for (const auto& [name, value] : golden.below("before.")) before.emplace_back(name, value);
       model.load_state_dict(before);

@@ -141,6 +141,7 @@ TEST_CASE("B06: dropout acts between layers, not after the last") {
 TEST_CASE("B06: dropout of everything gives what a second layer makes of zeros, and zero gradients") {
   nn::GRU gru({.input = 5, .hidden = 6, .layers = 2, .dropout = 1}), second({.input = 6, .hidden = 6});
   init(gru, 1);
+  second.to(device());
   const Tensor x = normal({4, 3, 5}, 1).set_requires_grad();
   const nn::RecurrentOutput out = gru(x);
   nn::StateDict state;
