@@ -42,7 +42,7 @@ TEST_CASE("recurrent equals its composed version in f32") {
       }
 }
 
-TEST_CASE("recurrent equals its composed version over thousands of rows, which it takes in several runs") {
+TEST_CASE("recurrent equals its composed version over thousands of rows, which it takes in several runs", "[large]") {
   for (const RecurrentCase& of : recurrent_cases())
     for (const bool reverse : {false, true})
       for (const bool with_lengths : {false, true}) {
