@@ -39,10 +39,7 @@ struct Row {
   bool expect_zero = false;
 };
 
-const Tensor& mask() {
-  static const Tensor mask = tensor<uint8_t>({1, 0, 1, 0, 0, 1}, {2, 3});
-  return mask;
-}
+Tensor mask() { return tensor<uint8_t>({1, 0, 1, 0, 0, 1}, {2, 3}); }
 Tensor ids(std::initializer_list<int64_t> values, const Shape& shape) { return tensor<int64_t>(values, shape); }
 
 Row unary(const char* name, Tensor (*fn)(const Tensor&), Domain domain = Domain::normal, bool expect_zero = false) {
