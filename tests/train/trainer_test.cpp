@@ -121,9 +121,9 @@ TEST_CASE("a checkpoint of other batches or splits is refused, and another threa
   set_num_threads(threads);
   if (test::device().is_cpu())
     if (test::device().is_cpu())
-    CHECK_THAT(warning, contains("the run so far used " + std::to_string(threads) + " threads, now " + std::to_string(threads + 1)));
-  else
-    CHECK(warning.empty());  // of no meaning on a GPU
+      CHECK_THAT(warning, contains("the run so far used " + std::to_string(threads) + " threads, now " + std::to_string(threads + 1)));
+    else
+      CHECK(warning.empty());  // of no meaning on a GPU
   else
     CHECK(warning.empty());  // they change nothing there
 }
