@@ -15,13 +15,11 @@ using namespace lamina::test;
 using namespace lamina::kernels;
 
 namespace {
-
 // f32 against the CPU in double: a dozen roundings a step over some steps, which normalisers of few columns pass on enlarged.
 constexpr double f32_tolerance = 3e-4;
 constexpr double f64_tolerance = 1e-9;    // the same against another order of sums; columns alike in all sequences enlarge it 300 times
 constexpr double same_type = 2e-3;        // f32 against the CPU in f32 where inputs have lost digits already
 constexpr double largest_nothing = 1e-3;  // a gradient that is no larger was not tested
-
 struct Kind {
   const char* name;
   RecurrentSpec spec;

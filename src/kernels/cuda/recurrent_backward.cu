@@ -131,6 +131,17 @@ __device__ void terms_backward(const BackwardStep<T>& step, const RowColumns<T, 
   }
 }
 
+/// parts += the sums of dk gain, and of dk gain normal, over the first `count` elements.
+template <class T, int vec>
+__device__ void add_products(int count, const T (&dk)[vec], const T (&gain)[vec], const T (&normal)[vec], T (&parts)[2]) {
+  for (int k = 0; k < vec; ++k) {
+    if (k >= count) continue;
+    const T a = dk[k] * gain[k];
+    parts[0] += a;
+    parts[1] = std::fma(a, normal[k], parts[1]);
+  }
+}
+
 template <class T, TermNorm norm, bool kHeld>
 __device__ void lstm_row(const BackwardStep<T>& step, const RowColumns<T, kHeld>& columns, int64_t row) {
   constexpr int vec = Pack<T>::size;
@@ -162,13 +173,7 @@ __device__ void lstm_row(const BackwardStep<T>& step, const RowColumns<T, kHeld>
       columns.get(dc_row, j, more);
       for (int k = 0; k < vec; ++k) dk[k] += more[k];
     }
-    const int count = columns.count(j);
-    for (int k = 0; k < vec; ++k) {
-      if (k >= count) continue;
-      const T a = dk[k] * gain[k];
-      parts[0] += a;
-      parts[1] = std::fma(a, normal[k], parts[1]);
-    }
+    add_products(columns.count(j), dk, gain, normal, parts);
     if (step.dk != nullptr) columns.put(step.dk + at, j, dk);
     if constexpr (kHeld)
       for (int k = 0; k < vec; ++k) dk_held[k] = dk[k];

@@ -282,6 +282,34 @@ __device__ void add(const StepSums<T>& to, int64_t at, double value) {
   to.sums[at] = before + static_cast<T>(value);
 }
 
+/// How the columns j of all gates of a_x and a_h were normalised.
+template <class T, int gates>
+__device__ void load_terms(const BackwardStep<T>& step, const StepColumns<const T>& x, const StepColumns<const T>& h, int64_t j,
+                           Affine<T> (&in_x)[gates], Affine<T> (&in_h)[gates]) {
+  for (int gate = 0; gate < gates; ++gate) {
+    const int64_t at = gate * step.spec.hidden + j;
+    in_x[gate].x_hat = kept<T>(x, at), in_h[gate].x_hat = kept<T>(h, at);
+    in_x[gate].gain = step.parts.gain_ih[at], in_h[gate].gain = step.parts.gain_hh[at];
+  }
+}
+
+/// From dh to the output gate and, in the place of dh, to the gradient dk of K(c); the sums over a column of dk, and of dk times K's x-hat.
+template <class T>
+__device__ void through_output(const BackwardStep<T>& step, const Affine<T>& k, int64_t j, bool inside, double (&totals)[2]) {
+  const int64_t hidden = step.spec.hidden, width = step.spec.width;
+  T parts[2] = {};
+  ColumnThreads::each(step.rows, inside, [&](int64_t row) {
+    const int64_t at = row * hidden + j;
+    const T c_at = step.raw_c[at], o = step.gates[row * width + 3 * hidden + j], dy = step.dy[at], more = step.dh[at];
+    const T t = std::tanh(k(c_at)), dh = dy + more, dk = dh * o * tanh_slope(t);
+    step.da_x[row * width + 3 * hidden + j] = dh * t * sigmoid_slope(o);
+    step.dh[at] = dk;
+    parts[0] += dk;
+    parts[1] = std::fma(dk, k.x_hat(c_at), parts[1]);
+  });
+  ColumnThreads::sum(parts, totals);
+}
+
 template <class T, Cell cell>
 __global__ void __launch_bounds__(ColumnThreads::block)
     backward_by_columns(BackwardStep<T> step, StepColumns<const T> x, StepColumns<const T> h, StepColumns<const T> c, StepSums<T> to) {
@@ -292,27 +320,12 @@ __global__ void __launch_bounds__(ColumnThreads::block)
   const bool inside = j < hidden, adds = to.sums != nullptr && inside && ColumnThreads::slice() == 0;
   const double count = static_cast<double>(step.rows);
   Affine<T> in_x[gates], in_h[gates], k;
-  if (inside) {
-    for (int gate = 0; gate < gates; ++gate) {
-      in_x[gate].x_hat = kept<T>(x, gate * hidden + j), in_h[gate].x_hat = kept<T>(h, gate * hidden + j);
-      in_x[gate].gain = step.parts.gain_ih[gate * hidden + j], in_h[gate].gain = step.parts.gain_hh[gate * hidden + j];
-    }
-  }
+  if (inside) load_terms(step, x, h, j, in_x, in_h);
   ThroughColumn<T> through_c;
   if constexpr (cell == Cell::lstm) {
     if (inside) k = {kept<T>(c, j), step.parts.gain_c[j], step.parts.bias_c[j]};
-    T parts[2] = {};
-    ColumnThreads::each(step.rows, inside, [&](int64_t row) {
-      const int64_t at = row * hidden + j;
-      const T c_at = step.raw_c[at], o = step.gates[row * width + 3 * hidden + j], dy = step.dy[at], more = step.dh[at];
-      const T t = std::tanh(k(c_at)), dh = dy + more, dk = dh * o * tanh_slope(t);
-      step.da_x[row * width + 3 * hidden + j] = dh * t * sigmoid_slope(o);
-      step.dh[at] = dk;
-      parts[0] += dk;
-      parts[1] = std::fma(dk, k.x_hat(c_at), parts[1]);
-    });
     double totals[2];
-    ColumnThreads::sum(parts, totals);
+    through_output(step, k, j, inside, totals);
     through_c.finish(spec, count, totals[0], totals[1]);
     if (adds) add(to, to.bias_c + j, totals[0]), add(to, to.gain_c + j, totals[1]);
   }
