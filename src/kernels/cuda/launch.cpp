@@ -10,6 +10,7 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "core/memory_pool.h"
 #include "kernels/cuda/device.h"
@@ -59,7 +60,9 @@ void* allocate_scratch(const Op& op, size_t bytes) {
   try {
     return lamina::detail::allocate(static_cast<int64_t>(bytes), {Device::Kind::cuda, current_device()});
   } catch (const Error& error) {
-    fail(op.name(), fmt::format("scratch memory: {}{}", error.what(), sizes_of(op)));
+    std::string_view text = error.what();
+    if (text.starts_with("[memory] ")) text.remove_prefix(9);
+    fail(op.name(), fmt::format("{}{}", text, sizes_of(op)));
   }
 }
 
