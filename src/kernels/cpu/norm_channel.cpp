@@ -67,25 +67,37 @@ struct ChannelStatistics {
   const T* x;
   T *mean, *shift, *var, *rstd;
 
-  // From the sums about `origin`, which may be `mean`. Whether an origin was further from its mean than the deviation, so that digits were lost.
-  bool finish(const Piece& p, const T* origin, const double* totals) const {
+  // From the sums about `origin`, which may be `mean`; they are used up. Whether an origin was further from its mean than the deviation, so that
+  // digits were lost. Loops of one kind of work, so that they become vector code: a division a channel is not small beside 128 rows.
+  bool finish(const Piece& p, const T* origin, double* totals) const {
     const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
-    bool far = false;
-    for (int64_t i = 0; i < p.width; ++i) {
-      const int64_t c = p.c + i;
-      const double offset = totals[i] / count, exact = static_cast<double>(origin[c]) + offset;
-      mean[c] = static_cast<T>(exact);
-      shift[c] = static_cast<T>(exact - static_cast<double>(mean[c]));
-      if (!spec.divide) continue;
-      const double squares = totals[p.stride + i] - offset * totals[i];
-      far = far || offset * totals[i] > squares;
-      var[c] = static_cast<T>((squares < 0 ? 0 : squares) / freedom);
-      if (trustworthy<T>(static_cast<double>(var[c]), spec.eps))
-        rstd[c] = rstd_of<T>(static_cast<double>(var[c]), spec.eps);
-      else
-        scaled(c);
+    double *const offset = totals, *const squares = totals + p.stride;
+    int64_t far = 0;
+    if (spec.divide) {
+      for (int64_t i = 0; i < p.width; ++i) {
+        const double mean_offset = offset[i] / count, about_origin = mean_offset * offset[i], about_mean = squares[i] - about_origin;
+        far += about_origin > about_mean;
+        squares[i] = (about_mean < 0 ? 0 : about_mean) / freedom;
+        offset[i] = mean_offset;
+      }
+    } else {
+      for (int64_t i = 0; i < p.width; ++i) offset[i] /= count;
     }
-    return far;
+    for (int64_t i = 0; i < p.width; ++i) {
+      const double exact = static_cast<double>(origin[p.c + i]) + offset[i];
+      const T rounded = static_cast<T>(exact);
+      mean[p.c + i] = rounded;
+      shift[p.c + i] = static_cast<T>(exact - static_cast<double>(rounded));
+    }
+    if (!spec.divide) return false;
+    for (int64_t i = 0; i < p.width; ++i) {
+      const T rounded = static_cast<T>(squares[i]);
+      var[p.c + i] = rounded;
+      rstd[p.c + i] = rstd_of<T>(static_cast<double>(rounded), spec.eps);
+    }
+    for (int64_t i = p.c; i < p.c + p.width; ++i)
+      if (!trustworthy<T>(static_cast<double>(var[i]), spec.eps)) scaled(i);
+    return far > 0;
   }
 
   void scaled(int64_t c) const {
@@ -121,7 +133,7 @@ struct ChannelStatistics {
     const auto pass = [&](const T* origin) {
       bool far = false;
       const auto sum = [&](const Piece& p, double* totals) { sums_about(spec, p, x, origin, totals); };
-      const auto done = [&](const Piece& p, const double* totals) { far = finish(p, origin, totals) || far; };
+      const auto done = [&](const Piece& p, double* totals) { far = finish(p, origin, totals) || far; };
       spec.divide ? for_each_block<2>(spec, cut, sum, done) : for_each_block<1>(spec, cut, sum, done);
       return far;
     };
@@ -168,20 +180,29 @@ struct ChannelBackward {
     centring_alone() ? centring_sums(spec, p, dy, totals) : gradient_sums(spec, p, x, mean, rstd, dy, totals);
   }
 
-  void finish(const Piece& p, const double* totals) const {
+  // In loops as ChannelStatistics::finish has them.
+  void finish(const Piece& p, double* totals) const {
     const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
-    for (int64_t i = 0; i < p.width; ++i) {
-      const int64_t c = p.c + i;
-      const double dy_sum = totals[i];
-      if (dbias) dbias[c] = static_cast<T>(dy_sum);
-      constant[c] = static_cast<T>(-dy_sum / count);
-      if (centring_alone()) continue;
-      const double offset = given_statistics ? 0 : totals[2 * p.stride + i] / count;
-      const double product = totals[p.stride + i] - offset * dy_sum, product_mean = spec.divide ? product / freedom : 0;
-      gain_mean[c] = static_cast<T>(product_mean);
-      constant[c] = static_cast<T>(offset * product_mean - dy_sum / count);
-      if (dgain) dgain[c] = static_cast<T>(product);
+    const bool centred = !given_statistics, divided = spec.divide;
+    double *const sum = totals, *const product = totals + p.stride, *const offset = totals + 2 * p.stride;
+    if (dbias)
+      for (int64_t i = 0; i < p.width; ++i) dbias[p.c + i] = static_cast<T>(sum[i]);
+    if (centring_alone()) {
+      for (int64_t i = 0; i < p.width; ++i) constant[p.c + i] = static_cast<T>(-sum[i] / count);
+      return;
     }
+    for (int64_t i = 0; i < p.width; ++i) {
+      const double mean_offset = centred ? offset[i] / count : 0, dy_mean = sum[i] / count;
+      product[i] -= mean_offset * sum[i];
+      sum[i] = divided ? product[i] / freedom : 0;
+      offset[i] = mean_offset * sum[i] - dy_mean;
+    }
+    for (int64_t i = 0; i < p.width; ++i) {
+      gain_mean[p.c + i] = static_cast<T>(sum[i]);
+      constant[p.c + i] = static_cast<T>(offset[i]);
+    }
+    if (dgain)
+      for (int64_t i = 0; i < p.width; ++i) dgain[p.c + i] = static_cast<T>(product[i]);
   }
 
   // walk(f) calls f for all elements that are to get their dx.
@@ -222,7 +243,7 @@ struct ChannelBackward {
     for (int64_t c = 0; c < spec.channels; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
     if (small<T>(spec, cut)) return by_blocks(cut);
     const auto sum_piece = [&](const Piece& p, double* totals) { sum(p, totals); };
-    const auto done = [&](const Piece& p, const double* totals) { finish(p, totals); };
+    const auto done = [&](const Piece& p, double* totals) { finish(p, totals); };
     if (sums_needed()) centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
     if (dx) make_dx([&](auto f) { for_each_element<T>(spec, f); });
   }
