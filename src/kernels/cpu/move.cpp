@@ -1,13 +1,11 @@
 #include "kernels/move.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <limits>
-#include <type_traits>
 
 #include <lamina/core/parallel.h>
 #include "kernels/cpu/broadcast.h"
+#include "kernels/element.h"
 #include "kernels/kernels.h"
 
 namespace lamina::kernels {
@@ -16,38 +14,12 @@ namespace {
 constexpr int64_t kGrain = 65536;             // elements,
 constexpr int64_t kGrainBytes = 1024 * 1024;  // or bytes, below which a range is not worth a thread
 
-/// Calls f with a value of the element type.
-template <class F>
-void with_element(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::f64: return f(double{});
-    case DType::i64: return f(int64_t{});
-    case DType::u8: return f(uint8_t{});
-  }
-}
-
 /// Calls f with an unsigned integer of that size.
 template <class F>
 void with_size(size_t element_size, F&& f) {
   if (element_size == 1) return f(uint8_t{});
   if (element_size == 4) return f(uint32_t{});
   f(uint64_t{});
-}
-
-template <class To, class From>
-To convert(From v) {
-  if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>) {
-    // The limits as From: 2^63 - 1 rounds up to 2^63, which itself does not fit.
-    if (std::isnan(v)) return To(0);
-    if (v <= static_cast<From>(std::numeric_limits<To>::min())) return std::numeric_limits<To>::min();
-    if (v >= static_cast<From>(std::numeric_limits<To>::max())) return std::numeric_limits<To>::max();
-    return static_cast<To>(v);
-  } else if constexpr (std::is_same_v<To, uint8_t> && std::is_same_v<From, int64_t>) {
-    return static_cast<uint8_t>(std::clamp<int64_t>(v, 0, 255));
-  } else {
-    return static_cast<To>(v);
-  }
 }
 
 void copy_bytes(int64_t bytes, const void* source, void* target) {

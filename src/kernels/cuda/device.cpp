@@ -23,10 +23,10 @@ int current_device() {
   return chosen;
 }
 
-bool is_device(const void* p) {
+int device_of(const void* p) {
   cudaPointerAttributes attributes{};
   check(Op("copy", {}), cudaPointerGetAttributes(&attributes, p), "cudaPointerGetAttributes");
-  return attributes.type == cudaMemoryTypeDevice;
+  return attributes.type == cudaMemoryTypeDevice ? attributes.device : -1;
 }
 
 }  // namespace cuda
@@ -60,12 +60,12 @@ void CudaBackend::use(int index) {
   if (cuda::chosen == index) return;
   const Op op("device", {{"index", index}});
   check(op, cudaSetDevice(index), "cudaSetDevice");
-  cuda::chosen = index;
   // What the driver's pool has got it keeps: lamina's own free list comes back for it.
   cudaMemPool_t pool = nullptr;
   check(op, cudaDeviceGetDefaultMemPool(&pool, index), "cudaDeviceGetDefaultMemPool");
   uint64_t threshold = UINT64_MAX;
   check(op, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &threshold), "cudaMemPoolSetAttribute");
+  cuda::chosen = index;
 }
 
 void* CudaBackend::allocate(int64_t bytes) {

@@ -11,8 +11,8 @@ constexpr int most_devices = 64;
 /// The current GPU of this thread.
 int current_device();
 
-/// Whether p is memory of a GPU (pinned host memory is not).
-bool is_device(const void* p);
+/// The GPU whose memory p is; -1 for host memory, pinned or not.
+int device_of(const void* p);
 
 /// Queues a copy from host memory, which may be changed as soon as this returns: it goes through pinned memory.
 void copy_from_host(void* device, const void* host, size_t bytes);

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 
+#include "kernels/cuda/device.h"
 #include "kernels/cuda/launch.h"
 
 namespace lamina::kernels::cuda {
@@ -19,16 +20,10 @@ namespace {
 
 using Record = std::array<unsigned long long, fault_fields>;
 
-int current_gpu() {
-  int index = 0;
-  check(Op("fault", {}), cudaGetDevice(&index), "cudaGetDevice");
-  return index;
-}
-
 // The records of all GPUs that were used. The first one is made in the constructor, so that these are given back before CUDA's own state goes.
 class Records {
  public:
-  Records() { of(current_gpu()); }
+  Records() { of(current_device()); }
   ~Records() {
     for (const auto& [gpu, record] : records_) static_cast<void>(cudaFree(record));
   }
@@ -58,7 +53,7 @@ const char* text_at(unsigned long long address) { return reinterpret_cast<const 
 
 unsigned long long* fault_record() {
   static Records records;
-  return records.of(current_gpu());
+  return records.of(current_device());
 }
 
 void throw_if_fault() {

@@ -27,6 +27,7 @@ namespace {
 
 void check(const Op& op, cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return;
+  cudaGetLastError();  // it is reported now; the next check must not find it again
   std::string sizes;
   for (const Op::Size& size : op) sizes += fmt::format("{}{} {}", sizes.empty() ? "; " : ", ", size.name, size.value);
   fail(op.name(), fmt::format("cuBLAS: {} in {}{}", cublasGetStatusString(status), call, sizes));

@@ -71,9 +71,8 @@ void free_scratch(void* memory, size_t bytes) noexcept {
 }
 
 size_t most_shared_bytes(const Op& op) {
-  int device = 0, bytes = 0;
-  check(op, cudaGetDevice(&device), "cudaGetDevice");
-  check(op, cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), "cudaDeviceGetAttribute");
+  int bytes = 0;
+  check(op, cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()), "cudaDeviceGetAttribute");
   return static_cast<size_t>(bytes);
 }
 

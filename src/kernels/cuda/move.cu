@@ -9,9 +9,9 @@
 #include "kernels/cuda/device/arithmetic.cuh"
 #include "kernels/cuda/device/broadcast.cuh"
 #include "kernels/cuda/device/chunk.cuh"
-#include "kernels/cuda/device/convert.cuh"
 #include "kernels/cuda/device/fault.cuh"
 #include "kernels/cuda/device/unit.cuh"
+#include "kernels/element.h"
 
 namespace lamina::kernels {
 
@@ -84,16 +84,17 @@ __global__ void __launch_bounds__(threads)
   });
 }
 
-/// target[row] = source[index[row]], `width` units each; zeros for an index that is not a row. `first` is the first row's position, for reports.
+/// target[row] = source[index[row]], `width` units of `pitch`; zeros for an index that is not a row. `first` is the first row's position, for
+/// reports.
 template <class Unit>
-__global__ void __launch_bounds__(threads) pick_rows(uint32_t n, Divider width, int64_t rows, dptr<const Unit> source, dptr<const int64_t> index,
-                                                     dptr<Unit> target, int64_t first, FaultReport fault) {
+__global__ void __launch_bounds__(threads) pick_rows(uint32_t n, Divider width, int64_t pitch, int64_t rows, dptr<const Unit> source,
+                                                     dptr<const int64_t> index, dptr<Unit> target, int64_t first, FaultReport fault) {
   each_unit(n, [&](uint32_t unit) {
     const uint32_t row = width.quotient(unit), column = unit - row * width.divisor;
     const int64_t from = index[row];
     Unit value{};
-    if (fault.in_range(first + row, from, rows)) value = source[from * width.divisor + column];
-    target[unit] = value;
+    if (fault.in_range(first + row, from, rows)) value = source[from * pitch + column];
+    target[row * pitch + column] = value;
   });
 }
 
@@ -130,16 +131,6 @@ __global__ void __launch_bounds__(tile* tile_rows) transpose(Transposition<E> t,
 }
 
 // The host's side.
-
-template <class F>
-void with_element(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::f32: return f(float{});
-    case DType::f64: return f(double{});
-    case DType::i64: return f(int64_t{});
-    case DType::u8: return f(uint8_t{});
-  }
-}
 
 /// The axis, other than the last, along which the source is dense, if there is one and both are long enough for tiles; else -1.
 int dense_axis(const Broadcast& space) {
@@ -215,13 +206,16 @@ struct CudaMove final : MoveKernels {
   void copy(int64_t bytes, const void* source, void* target) const override {
     if (bytes <= 0) return;
     const auto size = static_cast<size_t>(bytes);
-    const bool to_device = is_device(target), from_device = is_device(source);
-    if (to_device && !from_device) return copy_from_host(target, source, size);
-    if (from_device && !to_device) {
+    const int to = device_of(target), from = device_of(source);
+    if (to >= 0 && from < 0) return copy_from_host(target, source, size);
+    if (from >= 0 && to < 0) {
       copy_to_host(target, source, size);
       return throw_if_fault();
     }
-    check(Op("copy", {{"bytes", bytes}}), cudaMemcpyAsync(target, source, size, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
+    const Op op("copy", {{"bytes", bytes}});
+    if (from == to) return check(op, cudaMemcpyAsync(target, source, size, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
+    // Unlike the other one it also knows its way where a GPU cannot reach the memory pool of another.
+    check(op, cudaMemcpyPeerAsync(target, to, source, from, size, stream()), "cudaMemcpyPeerAsync");
   }
 
   void fill(DType dtype, int64_t n, double value, void* target) const override {
@@ -298,13 +292,16 @@ struct CudaMove final : MoveKernels {
     if (count <= 0 || row_bytes <= 0) return;
     const FaultReport fault = fault_report("gather_rows", "index");
     with_unit(address(source) | address(target) | static_cast<uint64_t>(row_bytes), [&]<class Unit>() {
-      const int64_t width = row_bytes / static_cast<int64_t>(sizeof(Unit));
-      in_row_parts(count, width, [&](int64_t row, int64_t part) {
-        const int64_t n = part * width;
-        launch(Op("gather_rows", {{"count", count}, {"rows", rows}, {"row_bytes", row_bytes}}), pick_rows<Unit>, unit_blocks(n), threads, 0, stream(),
-               static_cast<uint32_t>(n), Divider(width), rows, static_cast<const Unit*>(source), index + row,
-               static_cast<Unit*>(target) + row * width, row, fault);
-      });
+      const int64_t pitch = row_bytes / static_cast<int64_t>(sizeof(Unit));
+      for (int64_t left = 0; left < pitch; left += most_narrow) {
+        const int64_t width = std::min(most_narrow, pitch - left);
+        in_row_parts(count, width, [&](int64_t row, int64_t part) {
+          const int64_t n = part * width;
+          launch(Op("gather_rows", {{"count", count}, {"rows", rows}, {"row_bytes", row_bytes}}), pick_rows<Unit>, unit_blocks(n), threads, 0,
+                 stream(), static_cast<uint32_t>(n), Divider(width), pitch, rows, static_cast<const Unit*>(source) + left, index + row,
+                 static_cast<Unit*>(target) + row * pitch + left, row, fault);
+        });
+      }
     });
   }
 };

@@ -1,24 +1,16 @@
 // Channel normaliser (batch norm): statistics over batch and space in one pass over x, normalisation, and the backward. Squares are summed in double
 // about each channel's first value; for f64, which has no wider type, once more about the mean. So no offset and no f32 value is too large.
 
-#include <cmath>
 #include <utility>
 
 #include "kernels/cuda/device/channel.cuh"
-#include "kernels/cuda/device/limits.cuh"
+#include "kernels/cuda/device/moments.cuh"
 #include "kernels/cuda/device/sheet.cuh"
 #include "kernels/cuda/norm.h"
 
 namespace lamina::kernels::cuda {
 
 namespace {
-
-// What norm.h promises of the ends: no deviation gives 0, one that has no inverse in T gives NaN.
-template <class T>
-__device__ T inverse(double deviation) {
-  if (!(deviation <= 1 / Bounds<T>::least)) return Bounds<T>::not_a_number;
-  return deviation >= Bounds<T>::least ? static_cast<T>(1 / deviation) : T(0);
-}
 
 struct Counts {
   explicit Counts(const ChannelNorm& spec) : count(static_cast<double>(spec.batch * spec.space)), freedom(count - (spec.unbiased ? 1 : 0)) {}
@@ -65,42 +57,23 @@ struct Moments {
   dptr<T> mean, shift, var, rstd;
 };
 
-/// The same where squares overflow or vanish in double, or a channel is not finite: a block takes a channel and scales its values by the largest
-/// first, and eps with them. Channels whose variance is sound stay as they are.
+/// The same where squares are of no use: a block takes a channel. Those whose variance is sound stay as they are.
 __global__ void __launch_bounds__(channel_threads) rescue_channels(Moments<double> m, ChannelCut cut) {
   using Group = BlockGroup<channel_threads>;
   const int64_t c = blockIdx.x;
-  const double have = m.var[c];
-  if (have <= Bounds<double>::most && have + m.spec.eps >= Bounds<double>::trustworthy) return;
-  const auto each = [&](auto f) {
+  if (trusted<double>(m.var[c], m.spec.eps)) return;
+  const ScaledMoments scaled = scaled_moments<Group>(true, m.counts.count, m.counts.freedom, [&](auto f) {
     ChannelWalk walk(cut, c, Group::rank(), Group::threads);
-    for (int64_t element = Group::rank(); element < cut.rows * cut.space; element += Group::threads, walk.next()) f(m.x[walk.at()]);
-  };
-  double scale = 0;
-  each([&](double value) {
-    if (std::fabs(value) > scale) scale = std::fabs(value);
+    for (int64_t element = Group::rank(); element < cut.rows * cut.space; element += Group::threads, walk.next()) f(double(m.x[walk.at()]));
   });
-  scale = Group::largest(scale);
-  if (!(scale > 0) || scale == Bounds<double>::infinity) scale = 1;
-  double sum[1] = {}, squares[1] = {};
-  each([&](double value) { sum[0] += value / scale; });
-  Group::sum(sum);
-  const double mean = sum[0] / m.counts.count;
-  each([&](double value) {
-    const double d = value / scale - mean;
-    squares[0] += d * d;
-  });
-  Group::sum(squares);
   if (Group::rank() != 0) return;
-  const double variance = squares[0] / m.counts.freedom, scaled_eps = std::sqrt(m.spec.eps) / scale;
-  m.mean[c] = mean * scale;
-  m.shift[c] = mean * scale - mean * scale;  // 0, or NaN
-  m.var[c] = variance * scale * scale;
-  m.rstd[c] = inverse<double>(scale * std::sqrt(variance + scaled_eps * scaled_eps));
+  const RowStatistics<double> s = scaled.statistics<double>(m.spec.eps);
+  m.mean[c] = s.mean, m.shift[c] = s.shift, m.rstd[c] = s.rstd;
+  m.var[c] = scaled.var * scaled.scale * scaled.scale;
 }
 
 template <class T>
-__global__ void rstd_of_variances(int64_t channels, double eps, dptr<const T> var, dptr<T> rstd) {
+__global__ void __launch_bounds__(channel_threads) rstd_of_variances(int64_t channels, double eps, dptr<const T> var, dptr<T> rstd) {
   const int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (c < channels) rstd[c] = var == nullptr ? T(1) : static_cast<T>(1 / std::sqrt(static_cast<double>(var[c]) + eps));
 }
@@ -269,8 +242,8 @@ void channel_statistics(const ChannelNorm& given, const T* x, T* mean, T* shift,
 template <class T>
 void channel_rstd(const ChannelNorm& spec, const T* var, T* rstd) {
   const T* const variances = spec.divide ? var : nullptr;
-  launch(named("channel_rstd", spec), rstd_of_variances<T>, blocks_for(spec.channels, 256, INT32_MAX), 256, 0, stream(), spec.channels, spec.eps,
-         variances, rstd);
+  launch(named("channel_rstd", spec), rstd_of_variances<T>, blocks_for(spec.channels, channel_threads, INT32_MAX), channel_threads, 0, stream(),
+         spec.channels, spec.eps, variances, rstd);
 }
 
 template <class T>

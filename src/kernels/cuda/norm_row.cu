@@ -83,9 +83,8 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
     dy_held.fill(width, dy + row * width, cached ? dptr<T>(shared<T>(width, width * static_cast<int64_t>(sizeof(T)))) : dptr<T>(nullptr));
     const T m = spec.centre ? T(mean[row]) : T(0), r = rstd[row];
     const AffineColumns affine(spec, row);
-    double sums[3] = {};  // of x - mean, a, a x-hat
-    T terms[3] = {};
-    Row::each(width, [&](int item, int64_t column) {
+    double sums[3];  // of x - mean, a, a x-hat
+    add_items<Row, T>(width, sums, [&](int item, int64_t column, T(&terms)[3]) {
       T xs[vec], dys[vec], g[vec];
       x_held.get(item, column, xs);
       dy_held.get(item, column, dys);
@@ -96,15 +95,7 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
         terms[1] += a;
         terms[2] += a * (d * r);
       }
-      if constexpr (!Row::held) {
-        for (int i = 0; i < 3; ++i) {
-          sums[i] += static_cast<double>(terms[i]);
-          terms[i] = 0;
-        }
-      }
     });
-    for (int i = 0; i < 3; ++i) sums[i] += static_cast<double>(terms[i]);
-    Row::Group::sum(sums);
     const double shift = spec.centre ? sums[0] / count : 0, exact_offset = -shift * static_cast<double>(r);
     const T offset = static_cast<T>(exact_offset), mean_a = static_cast<T>(spec.centre ? sums[1] / count : 0);
     const T mean_ax = static_cast<T>((sums[2] + sums[1] * exact_offset) / count);

@@ -96,20 +96,35 @@ void backward_columns(const Op& op, Cell cell, const BackwardStep<T>& step, cons
 template <class T>
 void move_running(const RunningColumns<T>& work);
 
-/// How blocks share the rows of a step. Where statistics bind the columns of a row together it belongs to one block; else to several.
-struct StepBlocks {
-  template <class T>
-  static StepBlocks of(int64_t rows, int64_t hidden, bool bound) {
-    constexpr int64_t vec = Pack<T>::size, few = 128;
-    const int64_t packs = (hidden + vec - 1) / vec, most = bound ? RowThreads::most : few;
-    const int64_t threads = packs < most ? (packs + warp_size - 1) / warp_size * warp_size : most;
-    const dim3 grid(blocks_for(rows, 1, INT32_MAX), bound ? 1 : blocks_for(packs, threads, 65535));
-    return {grid, static_cast<unsigned>(threads), packs <= threads * int64_t{grid.y}};
+/// f.operator()<cell>().
+template <class F>
+void with_cell(Cell cell, F&& f) {
+  switch (cell) {
+    case Cell::lstm: return f.template operator()<Cell::lstm>();
+    case Cell::gru: return f.template operator()<Cell::gru>();
+    case Cell::rnn: return f.template operator()<Cell::rnn>();
   }
+}
 
-  dim3 grid;
-  unsigned threads;
-  bool held;  // a thread has one pack of columns, and can keep what it works out in registers
-};
+/// f.operator()<cell, norm>() for steps whose rows have nothing to do with one another.
+template <class F>
+void with_rows(const RecurrentSpec& spec, F&& f) {
+  if (spec.norm == TermNorm::gates) return f.template operator()<Cell::lstm, TermNorm::gates>();
+  with_cell(spec.cell, [&]<Cell cell>() {
+    if (spec.norm == TermNorm::terms) return f.template operator()<cell, TermNorm::terms>();
+    f.template operator()<cell, TermNorm::none>();
+  });
+}
+
+/// Launches a step of rows. Where statistics bind the columns of a row together it belongs to one block; else to several. `held` is for threads with
+/// one pack of columns, which keep what they work out in registers.
+template <class T, class Step>
+void launch_rows(const Op& op, bool bound, void (*held)(Step), void (*looping)(Step), const Step& step) {
+  constexpr int64_t vec = Pack<T>::size, few = 128;
+  const int64_t packs = (step.spec.hidden + vec - 1) / vec, most = bound ? RowThreads::most : few;
+  const int64_t threads = packs < most ? (packs + warp_size - 1) / warp_size * warp_size : most;
+  const dim3 grid(blocks_for(step.rows, 1, INT32_MAX), bound ? 1 : blocks_for(packs, threads, 65535));
+  launch(op, packs <= threads * int64_t{grid.y} ? held : looping, grid, static_cast<unsigned>(threads), 0, stream(), step);
+}
 
 }  // namespace lamina::kernels::cuda

@@ -59,87 +59,92 @@ struct Means {
   T a = 0, a_hat = 0;
 };
 
-// From the gradients of the summed inputs to those of a_x and a_h.
-template <class T, Cell cell, TermNorm norm, bool kHeld>
-__device__ void terms_backward(const BackwardStep<T>& step, const RowColumns<T, kHeld>& columns, int64_t row, const Pre<T, cell, kHeld>& pre) {
-  using S = Segments<cell, norm>;
-  constexpr int vec = Pack<T>::size;
-  const int64_t hidden = columns.hidden, width = step.spec.width;
-  const dptr<T> da_x = step.da_x + row * width, da_h = S::two ? dptr<T>(step.da_h + row * width) : dptr<T>(nullptr);
-  if constexpr (!S::normalised) {
-    columns.each([&](int64_t j) {
-#pragma unroll
-      for (int gate = 0; gate < S::gates; ++gate) {
-        T values[vec];
-        pre.x(gate, j, values);
-        columns.put(da_x + gate * hidden, j, values);
-        if constexpr (S::two) {
-          pre.h(gate, j, values);
-          columns.put(da_h + gate * hidden, j, values);
-        }
-      }
-    });
-  } else {
-    const dptr<const T> gains_x = norm == TermNorm::gates ? step.parts.gain_hh : step.parts.gain_ih, gains_h = step.parts.gain_hh;
-    const SummedInputs<T, cell, norm, kHeld> terms(columns, step.a_x + row * width,
-                                                   S::two ? dptr<const T>(step.a_h + row * width) : dptr<const T>(nullptr));
-    Normaliser<T> x_hat[S::runs];
-    for (int run = 0; run < S::runs; ++run) x_hat[run] = Normaliser<T>::at(step.statistics + row * step.spec.statistics + 3 * run);
-    // f(run, gate, j, a, x-hat) for every run of a_x, then a_h.
-    const auto each = [&](auto f) {
-      columns.each([&](int64_t j) {
-#pragma unroll
-        for (int gate = 0; gate < S::gates; ++gate) {
-          const auto part = [&](int run, dptr<const T> gains, const T(&gradient)[vec], const T(&values)[vec]) {
-            T gain[vec], a[vec], normal[vec];
-            columns.get(gains + gate * hidden, j, gain);
-            for (int k = 0; k < vec; ++k) a[k] = gradient[k] * gain[k], normal[k] = x_hat[run](values[k]);
-            f(run, gate, j, a, normal);
-          };
-          T gradient_x[vec], values[vec];
-          [[maybe_unused]] T gradient_h[vec];
-          pre.x(gate, j, gradient_x), terms.x(gate, j, values);
-          if constexpr (S::two) pre.h(gate, j, gradient_h);  // before da_x may take its place
-          part(S::of(gate), gains_x, gradient_x, values);
-          if constexpr (S::two) {
-            terms.h(gate, j, values);
-            part(S::count + S::of(gate), gains_h, gradient_h, values);
-          }
-        }
-      });
-    };
-    T parts[2 * S::runs] = {};
-    double totals[2 * S::runs];
-    each([&](int run, int, int64_t j, const T(&a)[vec], const T(&normal)[vec]) {
-      const int count = columns.count(j);
-      for (int k = 0; k < vec; ++k) {
-        if (k >= count) continue;
-        parts[2 * run] += a[k];
-        parts[2 * run + 1] = std::fma(a[k], normal[k], parts[2 * run + 1]);
-      }
-    });
-    RowThreads::sum(parts, totals);
-    Means<T> means[S::runs];
-#pragma unroll
-    for (int run = 0; run < S::runs; ++run)
-      means[run].finish(step.spec.centre, static_cast<double>(S::size(run % S::count) * hidden), totals[2 * run], totals[2 * run + 1]);
-    each([&](int run, int gate, int64_t j, const T(&a)[vec], const T(&normal)[vec]) {
-      T gradient[vec];
-      for (int k = 0; k < vec; ++k) gradient[k] = means[run].gradient(a[k], normal[k], x_hat[run].rstd);
-      columns.put((run < S::count ? da_x : da_h) + gate * hidden, j, gradient);
-    });
+/// sum += the sum of a, and product += that of a x-hat, over the first `count` elements.
+template <class T, int vec>
+__device__ void add_products(int count, const T (&a)[vec], const T (&x_hat)[vec], T& sum, T& product) {
+  for (int k = 0; k < vec; ++k) {
+    if (k >= count) continue;
+    sum += a[k];
+    product = std::fma(a[k], x_hat[k], product);
   }
 }
 
-/// parts += the sums of dk gain, and of dk gain normal, over the first `count` elements.
-template <class T, int vec>
-__device__ void add_products(int count, const T (&dk)[vec], const T (&gain)[vec], const T (&normal)[vec], T (&parts)[2]) {
-  for (int k = 0; k < vec; ++k) {
-    if (k >= count) continue;
-    const T a = dk[k] * gain[k];
-    parts[0] += a;
-    parts[1] = std::fma(a, normal[k], parts[1]);
-  }
+// From the gradients of the summed inputs to those of a_x and a_h, where nothing is normalised.
+template <class T, Cell cell, bool kHeld>
+__device__ void plain_terms_backward(const BackwardStep<T>& step, const RowColumns<T, kHeld>& columns, int64_t row, const Pre<T, cell, kHeld>& pre) {
+  using S = Segments<cell, TermNorm::none>;
+  const int64_t hidden = columns.hidden, at = row * step.spec.width;
+  columns.each([&](int64_t j) {
+#pragma unroll
+    for (int gate = 0; gate < S::gates; ++gate) {
+      T values[Pack<T>::size];
+      pre.x(gate, j, values);
+      columns.put(step.da_x + (at + gate * hidden), j, values);
+      if constexpr (S::two) {
+        pre.h(gate, j, values);
+        columns.put(step.da_h + (at + gate * hidden), j, values);
+      }
+    }
+  });
+}
+
+// The same through the normalisers of a row's runs.
+template <class T, Cell cell, TermNorm norm, bool kHeld>
+__device__ void normalised_terms_backward(const BackwardStep<T>& step, const RowColumns<T, kHeld>& columns, int64_t row,
+                                          const Pre<T, cell, kHeld>& pre) {
+  using S = Segments<cell, norm>;
+  constexpr int vec = Pack<T>::size;
+  const int64_t hidden = columns.hidden, at = row * step.spec.width;
+  const dptr<const T> gains_x = norm == TermNorm::gates ? step.parts.gain_hh : step.parts.gain_ih, gains_h = step.parts.gain_hh;
+  const SummedInputs<T, cell, norm, kHeld> terms(columns, step.a_x + at, S::two ? dptr<const T>(step.a_h + at) : dptr<const T>(nullptr));
+  Normaliser<T> x_hat[S::runs];
+  for (int run = 0; run < S::runs; ++run) x_hat[run] = Normaliser<T>::at(step.statistics + row * step.spec.statistics + 3 * run);
+  // f(run, gate, j, a, x-hat) for every run of a_x, then a_h.
+  const auto each = [&](auto f) {
+    columns.each([&](int64_t j) {
+#pragma unroll
+      for (int gate = 0; gate < S::gates; ++gate) {
+        const auto part = [&](int run, dptr<const T> gains, const T(&gradient)[vec], const T(&values)[vec]) {
+          T gain[vec], a[vec], normal[vec];
+          columns.get(gains + gate * hidden, j, gain);
+          for (int k = 0; k < vec; ++k) a[k] = gradient[k] * gain[k], normal[k] = x_hat[run](values[k]);
+          f(run, gate, j, a, normal);
+        };
+        T gradient_x[vec], values[vec];
+        [[maybe_unused]] T gradient_h[vec];
+        pre.x(gate, j, gradient_x), terms.x(gate, j, values);
+        if constexpr (S::two) pre.h(gate, j, gradient_h);  // before da_x may take its place
+        part(S::of(gate), gains_x, gradient_x, values);
+        if constexpr (S::two) {
+          terms.h(gate, j, values);
+          part(S::count + S::of(gate), gains_h, gradient_h, values);
+        }
+      }
+    });
+  };
+  T parts[2 * S::runs] = {};
+  double totals[2 * S::runs];
+  each([&](int run, int, int64_t j, const T(&a)[vec], const T(&normal)[vec]) {
+    add_products(columns.count(j), a, normal, parts[2 * run], parts[2 * run + 1]);
+  });
+  RowThreads::sum(parts, totals);
+  Means<T> means[S::runs];
+#pragma unroll
+  for (int run = 0; run < S::runs; ++run)
+    means[run].finish(step.spec.centre, static_cast<double>(S::size(run % S::count) * hidden), totals[2 * run], totals[2 * run + 1]);
+  each([&](int run, int gate, int64_t j, const T(&a)[vec], const T(&normal)[vec]) {
+    T gradient[vec];
+    for (int k = 0; k < vec; ++k) gradient[k] = means[run].gradient(a[k], normal[k], x_hat[run].rstd);
+    columns.put((run < S::count ? step.da_x : step.da_h) + (at + gate * hidden), j, gradient);
+  });
+}
+
+template <class T, Cell cell, TermNorm norm, bool kHeld>
+__device__ void terms_backward(const BackwardStep<T>& step, const RowColumns<T, kHeld>& columns, int64_t row, const Pre<T, cell, kHeld>& pre) {
+  if constexpr (Segments<cell, norm>::normalised)
+    normalised_terms_backward<T, cell, norm>(step, columns, row, pre);
+  else
+    plain_terms_backward(step, columns, row, pre);
 }
 
 template <class T, TermNorm norm, bool kHeld>
@@ -173,7 +178,9 @@ __device__ void lstm_row(const BackwardStep<T>& step, const RowColumns<T, kHeld>
       columns.get(dc_row, j, more);
       for (int k = 0; k < vec; ++k) dk[k] += more[k];
     }
-    add_products(columns.count(j), dk, gain, normal, parts);
+    T a[vec];
+    for (int k = 0; k < vec; ++k) a[k] = dk[k] * gain[k];
+    add_products(columns.count(j), a, normal, parts[0], parts[1]);
     if (step.dk != nullptr) columns.put(step.dk + at, j, dk);
     if constexpr (kHeld)
       for (int k = 0; k < vec; ++k) dk_held[k] = dk[k];
@@ -278,23 +285,6 @@ __global__ void __launch_bounds__(RowThreads::most) backward_step(BackwardStep<T
   }
 }
 
-template <class T, Cell cell, TermNorm norm>
-void run(const Op& op, const BackwardStep<T>& step) {
-  const bool bound = Segments<cell, norm>::normalised || step.spec.normalise_c;
-  const StepBlocks blocks = StepBlocks::of<T>(step.rows, step.spec.hidden, bound);
-  auto* const kernel = blocks.held ? backward_step<T, cell, norm, true> : backward_step<T, cell, norm, false>;
-  launch(op.at("backward_step"), kernel, blocks.grid, blocks.threads, 0, stream(), step);
-}
-
-template <class T, TermNorm norm>
-void run(const Op& op, Cell cell, const BackwardStep<T>& step) {
-  switch (cell) {
-    case Cell::lstm: return run<T, Cell::lstm, norm>(op, step);
-    case Cell::gru: return run<T, Cell::gru, norm>(op, step);
-    case Cell::rnn: return run<T, Cell::rnn, norm>(op, step);
-  }
-}
-
 constexpr int tile = 32, slices = 16;
 
 // A column's sums of p and p x-hat over all rows, in a fixed order: by a tile's slices, in runs of at most 32 in T, then in double.
@@ -371,9 +361,10 @@ __global__ void __launch_bounds__(tile* slices) sum_columns(SumTerms<T> t, StepS
 
 template <class T>
 void backward_rows(const Op& op, const RecurrentSpec& spec, const BackwardStep<T>& step) {
-  if (spec.norm == TermNorm::terms) return run<T, TermNorm::terms>(op, spec.cell, step);
-  if (spec.norm == TermNorm::gates) return run<T, Cell::lstm, TermNorm::gates>(op, step);
-  run<T, TermNorm::none>(op, spec.cell, step);
+  with_rows(spec, [&]<Cell cell, TermNorm norm>() {
+    launch_rows<T>(op.at("backward_step"), Segments<cell, norm>::normalised || spec.normalise_c, backward_step<T, cell, norm, true>,
+                   backward_step<T, cell, norm, false>, step);
+  });
 }
 
 template <class T>

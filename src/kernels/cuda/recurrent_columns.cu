@@ -1,138 +1,12 @@
 // A step of a recurrent layer with statistics over its sequences. Everything in it belongs to one column of H, so a block takes a few columns of all
 // sequences through the whole cell, normalisers included, in one kernel.
 
+#include "kernels/cuda/device/step_columns.cuh"
 #include "kernels/cuda/recurrent.h"
 
 namespace lamina::kernels::cuda {
 
 namespace {
-
-/// A block has 8 columns (32 bytes of f32), each shared by 32 threads, which take every 32nd row.
-struct ColumnThreads {
-  static constexpr int columns = 8, slices = 32, block = columns * slices, warps = block / warp_size, in_warp = warp_size / columns;
-
-  __device__ static int column() { return static_cast<int>(threadIdx.x) % columns; }
-  __device__ static int slice() { return static_cast<int>(threadIdx.x) / columns; }
-
-  /// Adds up in T within a warp, in double beyond; the same, to the bit, in all threads of a column.
-  template <class T, int n>
-  __device__ static void sum(const T (&parts)[n], double (&totals)[n]) {
-    __shared__ shared_array<double, n * block / in_warp> of_warps;
-    __syncthreads();  // the sums of the last call have been read
-    const int warp = static_cast<int>(threadIdx.x) / warp_size;
-    for (int i = 0; i < n; ++i) {
-      T value = parts[i];
-      for (int distance = columns; distance < warp_size; distance *= 2) value += __shfl_xor_sync(all_lanes, value, distance);
-      if (slice() % in_warp == 0) of_warps[(i * warps + warp) * columns + column()] = static_cast<double>(value);
-    }
-    __syncthreads();
-    for (int i = 0; i < n; ++i) {
-      totals[i] = of_warps[i * warps * columns + column()];
-      for (int other = 1; other < warps; ++other) totals[i] += of_warps[(i * warps + other) * columns + column()];
-    }
-  }
-
-  __device__ static double largest(double value) {
-    __shared__ shared_array<double, block> all;
-    __syncthreads();
-    all[threadIdx.x] = value;
-    __syncthreads();
-    for (int other = 0; other < slices; ++other) {
-      const double theirs = all[other * columns + column()];
-      if (theirs > value) value = theirs;
-    }
-    return value;
-  }
-
-  /// f(row) for the rows of this thread.
-  template <class F>
-  __device__ static void each(int64_t rows, bool inside, F f) {
-    if (inside)
-      for (int64_t row = slice(); row < rows; row += slices) f(row);
-  }
-};
-
-template <class T>
-struct ColumnMoments {
-  RowStatistics<T> s;
-  T var = 0;
-};
-
-/// Statistics of one of the columns that `each` shows, with values scaled by their largest first, and eps with them: see measure_scaled.
-template <class T, class Each>
-__device__ ColumnMoments<T> scaled_moments(double eps, double count, int of, const Each& each) {
-  const auto each_value = [&](auto f) {
-    each([&](int i, T value) {
-      if (i == of) f(static_cast<double>(value));
-    });
-  };
-  double scale = 0;
-  each_value([&](double value) {
-    if (std::fabs(value) > scale) scale = std::fabs(value);
-  });
-  scale = ColumnThreads::largest(scale);
-  if (!(scale > 0) || scale == Bounds<T>::infinity) scale = 1;
-  double part[1] = {}, total[1];
-  each_value([&](double value) { part[0] += value / scale; });
-  ColumnThreads::sum(part, total);
-  const double mean = total[0] / count;
-  part[0] = 0;
-  each_value([&](double value) {
-    const double d = value / scale - mean;
-    part[0] += d * d;
-  });
-  ColumnThreads::sum(part, total);
-  const double scaled_eps = std::sqrt(eps) / scale, deviation = scale * std::sqrt(total[0] / count + scaled_eps * scaled_eps);
-  ColumnMoments<T> result;
-  result.s.mean = static_cast<T>(mean * scale);
-  result.s.shift = static_cast<T>(mean * scale - static_cast<double>(result.s.mean));
-  result.var = static_cast<T>(total[0] / count * scale * scale);
-  if (!(deviation <= 1 / Bounds<T>::least))
-    result.s.rstd = Bounds<T>::not_a_number;
-  else if (deviation >= Bounds<T>::least)
-    result.s.rstd = static_cast<T>(1 / deviation);
-  return result;
-}
-
-/// The statistics of n columns of a thread: each(f) calls f(column, value) for its rows, first(column) is the value in row 0, near which the mean is
-/// looked for. In two passes, as channel statistics.
-template <class T, int n, class Each, class First>
-__device__ void measure_columns(double eps, double count, const Each& each, const First& first, ColumnMoments<T> (&result)[n]) {
-  T origins[n], sums[n] = {};
-  double offsets[n];
-  for (int i = 0; i < n; ++i) origins[i] = first(i);
-  each([&](int i, T value) { sums[i] += value - origins[i]; });
-  ColumnThreads::sum(sums, offsets);
-  T moments[2 * n] = {};
-  double totals[2 * n];
-  for (int i = 0; i < n; ++i) result[i].s.mean = static_cast<T>(static_cast<double>(origins[i]) + offsets[i] / count);
-  each([&](int i, T value) {
-    const T d = value - result[i].s.mean;
-    moments[2 * i] += d;
-    moments[2 * i + 1] = std::fma(d, d, moments[2 * i + 1]);
-  });
-  ColumnThreads::sum(moments, totals);
-  bool untrusted = false;
-  for (int i = 0; i < n; ++i) {
-    const double near = static_cast<double>(result[i].s.mean), residual = totals[2 * i] / count;
-    double squares = totals[2 * i + 1] - residual * totals[2 * i];
-    if (squares < 0) squares = 0;  // rounding; a NaN stays
-    result[i].var = static_cast<T>(squares / count);
-    result[i].s.mean = static_cast<T>(near + residual);
-    result[i].s.shift = static_cast<T>(near - static_cast<double>(result[i].s.mean) + residual);
-    const double var = static_cast<double>(result[i].var);
-    result[i].s.rstd = static_cast<T>(1 / std::sqrt(var + eps));
-    if (!(var <= Bounds<T>::most) || var + eps < Bounds<T>::trustworthy) untrusted = true;
-  }
-  if (__syncthreads_or(untrusted) == 0) return;
-  ColumnMoments<T> anew[n];
-#pragma unroll 1
-  for (int i = 0; i < n; ++i) anew[i] = scaled_moments<T>(eps, count, i, each);
-  for (int i = 0; i < n; ++i) {
-    const double var = static_cast<double>(result[i].var);
-    if (!(var <= Bounds<T>::most) || var + eps < Bounds<T>::trustworthy) result[i] = anew[i];
-  }
-}
 
 template <class T>
 __device__ void put(const StepColumns<T>& to, int64_t at, const ColumnMoments<T>& moments) {
@@ -184,80 +58,97 @@ __device__ void normalise(const StepSpec& spec, int64_t rows, int64_t j, bool in
   }
 }
 
+/// How the columns j of all gates of a_x, then of a_h, are normalised.
 template <class T, Cell cell>
-__global__ void __launch_bounds__(ColumnThreads::block)
-    forward_by_columns(ForwardStep<T> step, StepColumns<T> x, StepColumns<T> h, StepColumns<T> c) {
+__device__ void normalise_inputs(const ForwardStep<T>& step, const StepColumns<T>& x, const StepColumns<T>& h, int64_t j, bool inside,
+                                 Affine<T> (&in)[2 * gate_count<cell>]) {
   constexpr int gates = gate_count<cell>;
-  const StepSpec& spec = step.spec;
-  const int64_t hidden = spec.hidden, width = spec.width, j = int64_t{blockIdx.x} * ColumnThreads::columns + ColumnThreads::column();
-  const bool inside = j < hidden;
+  const int64_t hidden = step.spec.hidden, width = step.spec.width;
   StepColumns<T> to[2 * gates];
   int64_t at[2 * gates];
-  Affine<T> in[2 * gates];  // of the gates' a_x, then a_h
 #pragma unroll
   for (int gate = 0; gate < gates; ++gate) {
     to[gate] = x, to[gates + gate] = h;
     at[gate] = at[gates + gate] = gate * hidden;
   }
   normalise<T>(
-      spec, step.rows, j, inside, to, at,
+      step.spec, step.rows, j, inside, to, at,
       [&](int i, int64_t row) {
         const T value = (i < gates ? step.a_x : step.a_h)[row * width + (i < gates ? i : i - gates) * hidden + j];
         return value;
       },
       in);
-  if (inside)
-    for (int gate = 0; gate < gates; ++gate) {
-      in[gate].gain = step.parts.gain_ih[gate * hidden + j], in[gate].bias = step.parts.bias[gate * hidden + j];
-      in[gates + gate].gain = step.parts.gain_hh[gate * hidden + j];
-      if (cell == Cell::gru && step.parts.bias_h != nullptr) in[gates + gate].bias = step.parts.bias_h[gate * hidden + j];
-    }
-  ColumnThreads::each(step.rows, inside, [&](int64_t row) {
-    T outside[gates], within[gates];
+  if (!inside) return;
+  for (int gate = 0; gate < gates; ++gate) {
+    in[gate].gain = step.parts.gain_ih[gate * hidden + j], in[gate].bias = step.parts.bias[gate * hidden + j];
+    in[gates + gate].gain = step.parts.gain_hh[gate * hidden + j];
+    if (cell == Cell::gru && step.parts.bias_h != nullptr) in[gates + gate].bias = step.parts.bias_h[gate * hidden + j];
+  }
+}
+
+/// The cell of one row: all of it but, of an LSTM, what comes after c.
+template <class T, Cell cell>
+__device__ void cell_forward(const ForwardStep<T>& step, const Affine<T> (&in)[2 * gate_count<cell>], int64_t row, int64_t j) {
+  constexpr int gates = gate_count<cell>;
+  const int64_t hidden = step.spec.hidden, first = row * step.spec.width + j, at = row * hidden + j;
+  T outside[gates], within[gates];
 #pragma unroll
-    for (int gate = 0; gate < gates; ++gate) {
-      const int64_t from = row * width + gate * hidden + j;
-      outside[gate] = in[gate](step.a_x[from]), within[gate] = in[gates + gate](step.a_h[from]);
-    }
-    const auto put_gate = [&](int gate, T value) { step.gates[row * width + gate * hidden + j] = value; };
-    const int64_t to_row = row * hidden + j;
-    if constexpr (cell == Cell::lstm) {
-      const T i = sigmoid(outside[0] + within[0]), f = sigmoid(outside[1] + within[1]), g = std::tanh(outside[2] + within[2]);
-      put_gate(0, i), put_gate(1, f), put_gate(2, g), put_gate(3, sigmoid(outside[3] + within[3]));
-      const T before = step.c[to_row], value = std::fma(f, before, i * g);
-      step.c[to_row] = value;
-      if (step.raw_c != nullptr) step.raw_c[to_row] = value;
+  for (int gate = 0; gate < gates; ++gate)
+    outside[gate] = in[gate](step.a_x[first + gate * hidden]), within[gate] = in[gates + gate](step.a_h[first + gate * hidden]);
+  const auto put_gate = [&](int gate, T value) { step.gates[first + gate * hidden] = value; };
+  if constexpr (cell == Cell::lstm) {
+    const T i = sigmoid(outside[0] + within[0]), f = sigmoid(outside[1] + within[1]), g = std::tanh(outside[2] + within[2]);
+    put_gate(0, i), put_gate(1, f), put_gate(2, g), put_gate(3, sigmoid(outside[3] + within[3]));
+    const T before = step.c[at], value = std::fma(f, before, i * g);
+    step.c[at] = value;
+    if (step.raw_c != nullptr) step.raw_c[at] = value;
+  } else {
+    T value;
+    if constexpr (cell == Cell::gru) {
+      const T reset = sigmoid(outside[0] + within[0]), z = sigmoid(outside[1] + within[1]), n = std::tanh(std::fma(reset, within[2], outside[2]));
+      put_gate(0, reset), put_gate(1, z), put_gate(2, n);
+      if (step.n_term != nullptr) step.n_term[at] = within[2];
+      const T before = step.h[at];
+      value = std::fma(z, before, (T(1) - z) * n);
     } else {
-      T value = std::tanh(outside[0] + within[0]);
-      if constexpr (cell == Cell::gru) {
-        const T reset = sigmoid(outside[0] + within[0]), z = sigmoid(outside[1] + within[1]), n = std::tanh(std::fma(reset, within[2], outside[2]));
-        put_gate(0, reset), put_gate(1, z), put_gate(2, n);
-        if (step.n_term != nullptr) step.n_term[to_row] = within[2];
-        const T before = step.h[to_row];
-        value = std::fma(z, before, (T(1) - z) * n);
-      }
-      step.h[to_row] = value;
-      step.y[to_row] = value;
+      value = std::tanh(outside[0] + within[0]);
     }
+    step.h[at] = value, step.y[at] = value;
+  }
+}
+
+/// h = s(o) tanh(K(c)).
+template <class T>
+__device__ void output_forward(const ForwardStep<T>& step, const StepColumns<T>& c, int64_t j, bool inside) {
+  const int64_t hidden = step.spec.hidden, width = step.spec.width;
+  const StepColumns<T> to[1] = {c};
+  const int64_t at[1] = {0};
+  Affine<T> k[1];
+  normalise<T>(
+      step.spec, step.rows, j, inside, to, at,
+      [&](int, int64_t row) {
+        const T value = step.c[row * hidden + j];
+        return value;
+      },
+      k);
+  if (inside) k[0].gain = step.parts.gain_c[j], k[0].bias = step.parts.bias_c[j];
+  ColumnThreads::each(step.rows, inside, [&](int64_t row) {
+    const T o = step.gates[row * width + 3 * hidden + j], value = o * std::tanh(k[0](step.c[row * hidden + j]));
+    step.h[row * hidden + j] = value, step.y[row * hidden + j] = value;
   });
+}
+
+template <class T, Cell cell>
+__global__ void __launch_bounds__(ColumnThreads::block, 1)
+    forward_by_columns(ForwardStep<T> step, StepColumns<T> x, StepColumns<T> h, StepColumns<T> c) {
+  const int64_t j = int64_t{blockIdx.x} * ColumnThreads::columns + ColumnThreads::column();
+  const bool inside = j < step.spec.hidden;
+  Affine<T> in[2 * gate_count<cell>];
+  normalise_inputs<T, cell>(step, x, h, j, inside, in);
+  ColumnThreads::each(step.rows, inside, [&](int64_t row) { cell_forward<T, cell>(step, in, row, j); });
   if constexpr (cell == Cell::lstm) {
     __syncthreads();  // row 0 of c is there for all slices
-    const StepColumns<T> to_c[1] = {c};
-    const int64_t at_c[1] = {0};
-    Affine<T> k[1];
-    normalise<T>(
-        spec, step.rows, j, inside, to_c, at_c,
-        [&](int, int64_t row) {
-          const T value = step.c[row * hidden + j];
-          return value;
-        },
-        k);
-    if (inside) k[0].gain = step.parts.gain_c[j], k[0].bias = step.parts.bias_c[j];
-    ColumnThreads::each(step.rows, inside, [&](int64_t row) {
-      const T o = step.gates[row * width + 3 * hidden + j], value = o * std::tanh(k[0](step.c[row * hidden + j]));
-      step.h[row * hidden + j] = value;
-      step.y[row * hidden + j] = value;
-    });
+    output_forward(step, c, j, inside);
   }
 }
 
@@ -280,6 +171,17 @@ template <class T>
 __device__ void add(const StepSums<T>& to, int64_t at, double value) {
   const T before = to.sums[at];
   to.sums[at] = before + static_cast<T>(value);
+}
+
+/// The gradients of biases and gains, from the sums of backward_by_columns.
+template <Cell cell, class T, int n>
+__device__ void add_terms(const StepSums<T>& to, int64_t hidden, int64_t j, const double (&totals)[n]) {
+  constexpr int gates = gate_count<cell>;
+  for (int gate = 0; gate < gates; ++gate) {
+    const int64_t at = gate * hidden + j;
+    add(to, to.bias + at, totals[3 * gate]), add(to, to.gain_ih + at, totals[3 * gate + 1]), add(to, to.gain_hh + at, totals[3 * gate + 2]);
+  }
+  if (cell == Cell::gru) add(to, to.n_bias + j, totals[3 * gates]);
 }
 
 /// How the columns j of all gates of a_x and a_h were normalised.
@@ -310,8 +212,33 @@ __device__ void through_output(const BackwardStep<T>& step, const Affine<T>& k, 
   ColumnThreads::sum(parts, totals);
 }
 
+/// Of one row: p, the gradients of the summed inputs of each gate, those of n outside GRU's r; and `within`, that of n inside it.
 template <class T, Cell cell>
-__global__ void __launch_bounds__(ColumnThreads::block)
+__device__ void cell_backward(const BackwardStep<T>& step, const ThroughColumn<T>& through_c, const Affine<T>& k, int64_t row, int64_t j,
+                              T (&p)[gate_count<cell>], T& within) {
+  const int64_t hidden = step.spec.hidden, at = row * hidden + j, first = row * step.spec.width + j;
+  if constexpr (cell == Cell::lstm) {
+    const T i = step.gates[first], f = step.gates[first + hidden], g = step.gates[first + 2 * hidden], before = step.c_before[at], dk = step.dh[at];
+    const T old = step.dc[at], dc = old + through_c.gradient(k, dk, step.raw_c[at]);
+    p[0] = dc * g * sigmoid_slope(i), p[1] = dc * before * sigmoid_slope(f), p[2] = dc * i * tanh_slope(g);
+    p[3] = step.da_x[first + 3 * hidden];
+    step.dc[at] = dc * f;
+  } else if constexpr (cell == Cell::gru) {
+    const T reset = step.gates[first], z = step.gates[first + hidden], n = step.gates[first + 2 * hidden], dy = step.dy[at], more = step.dh[at];
+    const T dh = dy + more, before = step.h_before[at], n_term = step.n_term[at];
+    p[2] = dh * (T(1) - z) * tanh_slope(n);
+    p[0] = p[2] * n_term * sigmoid_slope(reset), p[1] = dh * (before - n) * sigmoid_slope(z);
+    within = p[2] * reset;
+    step.da_h[first + 2 * hidden] = within;
+    step.dh[at] = dh * z;
+  } else {
+    const T y = step.y[at], dy = step.dy[at], more = step.dh[at];
+    p[0] = (dy + more) * tanh_slope(y);
+  }
+}
+
+template <class T, Cell cell>
+__global__ void __launch_bounds__(ColumnThreads::block, 1)
     backward_by_columns(BackwardStep<T> step, StepColumns<const T> x, StepColumns<const T> h, StepColumns<const T> c, StepSums<T> to) {
   constexpr int gates = gate_count<cell>, last = gates - 1;
   constexpr bool gru = cell == Cell::gru;
@@ -333,56 +260,32 @@ __global__ void __launch_bounds__(ColumnThreads::block)
   // Of each gate: p, p times a_x's x-hat, and, with p inside GRU's r, times a_h's; then that p.
   T parts[3 * gates + 1] = {};
   ColumnThreads::each(step.rows, inside, [&](int64_t row) {
-    const int64_t at = row * hidden + j, first = row * width + j;
-    T p[gates], p_inside = 0;
-    if constexpr (cell == Cell::lstm) {
-      const T i = step.gates[first], f = step.gates[first + hidden], g = step.gates[first + 2 * hidden], before = step.c_before[at], dk = step.dh[at];
-      const T old = step.dc[at], dc = old + through_c.gradient(k, dk, step.raw_c[at]);
-      p[0] = dc * g * sigmoid_slope(i), p[1] = dc * before * sigmoid_slope(f), p[2] = dc * i * tanh_slope(g);
-      p[3] = step.da_x[first + 3 * hidden];
-      step.dc[at] = dc * f;
-    } else if constexpr (gru) {
-      const T reset = step.gates[first], z = step.gates[first + hidden], n = step.gates[first + 2 * hidden], dy = step.dy[at], more = step.dh[at];
-      const T dh = dy + more, before = step.h_before[at], n_term = step.n_term[at];
-      p[2] = dh * (T(1) - z) * tanh_slope(n);
-      p[0] = p[2] * n_term * sigmoid_slope(reset), p[1] = dh * (before - n) * sigmoid_slope(z);
-      p_inside = p[2] * reset;
-      step.da_h[first + 2 * hidden] = p_inside;
-      step.dh[at] = dh * z;
-    } else {
-      const T y = step.y[at], dy = step.dy[at], more = step.dh[at];
-      p[0] = (dy + more) * tanh_slope(y);
-    }
+    T p[gates], within = 0;
+    cell_backward<T, cell>(step, through_c, k, row, j, p, within);
 #pragma unroll
     for (int gate = 0; gate < gates; ++gate) {
-      const T p_h = gru && gate == last ? p_inside : p[gate];
-      step.da_x[first + gate * hidden] = p[gate];
+      const int64_t at = row * width + gate * hidden + j;
+      step.da_x[at] = p[gate];
       parts[3 * gate] += p[gate];
-      parts[3 * gate + 1] = std::fma(p[gate], in_x[gate].x_hat(step.a_x[first + gate * hidden]), parts[3 * gate + 1]);
-      parts[3 * gate + 2] = std::fma(p_h, in_h[gate].x_hat(step.a_h[first + gate * hidden]), parts[3 * gate + 2]);
+      parts[3 * gate + 1] = std::fma(p[gate], in_x[gate].x_hat(step.a_x[at]), parts[3 * gate + 1]);
+      parts[3 * gate + 2] = std::fma(gru && gate == last ? within : p[gate], in_h[gate].x_hat(step.a_h[at]), parts[3 * gate + 2]);
     }
-    parts[3 * gates] += p_inside;
+    parts[3 * gates] += within;
   });
   double totals[3 * gates + 1];
   ColumnThreads::sum(parts, totals);
   ThroughColumn<T> through_x[gates], through_h[gates];
 #pragma unroll
   for (int gate = 0; gate < gates; ++gate) {
-    const bool inner = gru && gate == last;
     through_x[gate].finish(spec, count, totals[3 * gate], totals[3 * gate + 1]);
-    through_h[gate].finish(spec, count, totals[inner ? 3 * gates : 3 * gate], totals[3 * gate + 2]);
-    if (!adds) continue;
-    add(to, to.bias + gate * hidden + j, totals[3 * gate]);
-    add(to, to.gain_ih + gate * hidden + j, totals[3 * gate + 1]), add(to, to.gain_hh + gate * hidden + j, totals[3 * gate + 2]);
-    if (inner) add(to, to.n_bias + j, totals[3 * gates]);
+    through_h[gate].finish(spec, count, totals[gru && gate == last ? 3 * gates : 3 * gate], totals[3 * gate + 2]);
   }
+  if (adds) add_terms<cell>(to, hidden, j, totals);
   ColumnThreads::each(step.rows, inside, [&](int64_t row) {
 #pragma unroll
     for (int gate = 0; gate < gates; ++gate) {
       const int64_t at = row * width + gate * hidden + j;
-      const T p = step.da_x[at];
-      T p_h = p;
-      if (gru && gate == last) p_h = step.da_h[at];
+      const T p = step.da_x[at], p_h = gru && gate == last ? T(step.da_h[at]) : p;
       step.da_x[at] = through_x[gate].gradient(in_x[gate], p, step.a_x[at]);
       step.da_h[at] = through_h[gate].gradient(in_h[gate], p_h, step.a_h[at]);
     }
@@ -393,21 +296,19 @@ __global__ void __launch_bounds__(ColumnThreads::block)
 
 template <class T>
 void forward_columns(const Op& op, Cell cell, const ForwardStep<T>& step, const StepColumns<T>& x, const StepColumns<T>& h, const StepColumns<T>& c) {
-  auto* const kernel = cell == Cell::lstm  ? forward_by_columns<T, Cell::lstm>
-                       : cell == Cell::gru ? forward_by_columns<T, Cell::gru>
-                                           : forward_by_columns<T, Cell::rnn>;
-  launch(op.at("forward_by_columns"), kernel, blocks_for(step.spec.hidden, ColumnThreads::columns, INT32_MAX), ColumnThreads::block, 0, stream(),
-         step, x, h, c);
+  with_cell(cell, [&]<Cell known>() {
+    launch(op.at("forward_by_columns"), forward_by_columns<T, known>, blocks_for(step.spec.hidden, ColumnThreads::columns, INT32_MAX),
+           ColumnThreads::block, 0, stream(), step, x, h, c);
+  });
 }
 
 template <class T>
 void backward_columns(const Op& op, Cell cell, const BackwardStep<T>& step, const StepColumns<const T>& x, const StepColumns<const T>& h,
                       const StepColumns<const T>& c, const StepSums<T>& sums) {
-  auto* const kernel = cell == Cell::lstm  ? backward_by_columns<T, Cell::lstm>
-                       : cell == Cell::gru ? backward_by_columns<T, Cell::gru>
-                                           : backward_by_columns<T, Cell::rnn>;
-  launch(op.at("backward_by_columns"), kernel, blocks_for(step.spec.hidden, ColumnThreads::columns, INT32_MAX), ColumnThreads::block, 0, stream(),
-         step, x, h, c, sums);
+  with_cell(cell, [&]<Cell known>() {
+    launch(op.at("backward_by_columns"), backward_by_columns<T, known>, blocks_for(step.spec.hidden, ColumnThreads::columns, INT32_MAX),
+           ColumnThreads::block, 0, stream(), step, x, h, c, sums);
+  });
 }
 
 #define LAMINA_INSTANTIATE(T)                                                                                                                 \

@@ -170,30 +170,14 @@ __global__ void __launch_bounds__(RowThreads::most) forward_step(ForwardStep<T> 
   }
 }
 
-template <class T, Cell cell, TermNorm norm>
-void run(const Op& op, const ForwardStep<T>& step) {
-  const bool bound = Segments<cell, norm>::normalised || step.spec.normalise_c;
-  const StepBlocks blocks = StepBlocks::of<T>(step.rows, step.spec.hidden, bound);
-  auto* const kernel = blocks.held ? forward_step<T, cell, norm, true> : forward_step<T, cell, norm, false>;
-  launch(op.at("forward_step"), kernel, blocks.grid, blocks.threads, 0, stream(), step);
-}
-
-template <class T, TermNorm norm>
-void run(const Op& op, Cell cell, const ForwardStep<T>& step) {
-  switch (cell) {
-    case Cell::lstm: return run<T, Cell::lstm, norm>(op, step);
-    case Cell::gru: return run<T, Cell::gru, norm>(op, step);
-    case Cell::rnn: return run<T, Cell::rnn, norm>(op, step);
-  }
-}
-
 }  // namespace
 
 template <class T>
 void forward_rows(const Op& op, const RecurrentSpec& spec, const ForwardStep<T>& step) {
-  if (spec.norm == TermNorm::terms) return run<T, TermNorm::terms>(op, spec.cell, step);
-  if (spec.norm == TermNorm::gates) return run<T, Cell::lstm, TermNorm::gates>(op, step);
-  run<T, TermNorm::none>(op, spec.cell, step);
+  with_rows(spec, [&]<Cell cell, TermNorm norm>() {
+    launch_rows<T>(op.at("forward_step"), Segments<cell, norm>::normalised || spec.normalise_c, forward_step<T, cell, norm, true>,
+                   forward_step<T, cell, norm, false>, step);
+  });
 }
 template void forward_rows(const Op&, const RecurrentSpec&, const ForwardStep<float>&);
 template void forward_rows(const Op&, const RecurrentSpec&, const ForwardStep<double>&);

@@ -1,56 +1,27 @@
 #pragma once
 // What the kernels of the row normaliser share: statistics, and which gain belongs to which element.
 
-#include <cmath>
-
-#include "kernels/cuda/device/limits.cuh"
+#include "kernels/cuda/device/moments.cuh"
 #include "kernels/cuda/device/row.cuh"
 #include "kernels/norm.h"
 
 namespace lamina::kernels::cuda {
 
-/// mean rounded to T is what the caller keeps; shift is what the rounding lost, so x-hat is (x - mean - shift) rstd.
-template <class T>
-struct RowStatistics {
-  T mean = 0, shift = 0, rstd = 0;
-};
-
 __device__ inline int64_t measured_width(const RowNorm& spec) { return spec.measured > 0 ? spec.measured : spec.width; }
 
-/// The same statistics where squares overflow or vanish in T, or where the row is not finite: values are scaled by their largest first, and eps with
-/// them.
+/// Statistics of the first `measured` entries where squares are of no use.
 template <class T, class Row>
 __device__ RowStatistics<T> measure_scaled(bool centre, double eps, int64_t measured, const Row& row) {
-  double scale = 0;
-  Row::each(measured, [&](int item, int64_t column) {
-    T values[Row::vec];
-    row.get(item, column, values);
-    for (int k = 0; k < Row::vec; ++k) {
-      const double size = std::fabs(static_cast<double>(values[k]));
-      if (column + k < measured && size > scale) scale = size;
-    }
-  });
-  scale = Row::Group::largest(scale);
-  if (!(scale > 0) || scale == Bounds<T>::infinity) scale = 1;
+  const auto each = [&](auto f) {
+    Row::each(measured, [&](int item, int64_t column) {
+      T values[Row::vec];
+      row.get(item, column, values);
+      for (int k = 0; k < Row::vec; ++k)
+        if (column + k < measured) f(static_cast<double>(values[k]));
+    });
+  };
   const double count = static_cast<double>(measured);
-  double mean = 0, sums[1] = {};
-  if (centre) {
-    add_up<double>(row, measured, sums, [&](T value, double(&terms)[1]) { terms[0] += static_cast<double>(value) / scale; });
-    mean = sums[0] / count;
-  }
-  add_up<double>(row, measured, sums, [&](T value, double(&terms)[1]) {
-    const double d = static_cast<double>(value) / scale - mean;
-    terms[0] += d * d;
-  });
-  const double scaled_eps = std::sqrt(eps) / scale, deviation = scale * std::sqrt(sums[0] / count + scaled_eps * scaled_eps);
-  RowStatistics<T> result;
-  result.mean = static_cast<T>(mean * scale);
-  result.shift = static_cast<T>(mean * scale - static_cast<double>(result.mean));
-  if (!(deviation <= 1 / Bounds<T>::least))
-    result.rstd = Bounds<T>::not_a_number;
-  else if (deviation >= Bounds<T>::least)
-    result.rstd = static_cast<T>(1 / deviation);
-  return result;
+  return scaled_moments<typename Row::Group>(centre, count, count, each).template statistics<T>(eps);
 }
 
 /// Statistics of the first `measured` entries in two passes; `origin`, the first of them, keeps the first sum small at a large offset.
@@ -78,7 +49,7 @@ __device__ RowStatistics<T> measure(bool centre, double eps, int64_t measured, c
     add_up<T>(row, measured, squares, [&](T value, T(&terms)[1]) { terms[0] += value * value; });
     var = squares[0] / count;
   }
-  if (!(var <= Bounds<T>::most) || var + eps < Bounds<T>::trustworthy) return measure_scaled<T>(centre, eps, measured, row);
+  if (!trusted<T>(var, eps)) return measure_scaled<T>(centre, eps, measured, row);
   result.rstd = static_cast<T>(1 / std::sqrt(var + eps));
   return result;
 }

@@ -1,9 +1,8 @@
 #pragma once
 // What the cells of recurrent layers share where a row belongs to a block: its threads, their columns, and the statistics of its runs.
 
-#include <cmath>
-
-#include "kernels/cuda/device/norm_row.cuh"
+#include "kernels/cuda/device/moments.cuh"
+#include "kernels/cuda/device/row.cuh"
 #include "kernels/recurrent.h"
 
 namespace lamina::kernels::cuda {
@@ -50,6 +49,11 @@ struct RowThreads {
       for (int distance = most_warps / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(all_lanes, value, distance);
       totals[i] = value;
     }
+  }
+
+  template <int n>
+  __device__ static void sum(double (&values)[n]) {
+    sum(values, values);
   }
 
   __device__ static double largest(double value) {
@@ -125,7 +129,7 @@ struct Normaliser {
   T mean = 0, rstd = 0, rest = 0;
 };
 
-/// Statistics of one of the runs that `each` shows, with values scaled by their largest first, and eps with them: see measure_scaled.
+/// Statistics of one of the runs that `each` shows, where squares are of no use.
 template <class T, class Each>
 __device__ RowStatistics<T> scaled_statistics(bool centre, double eps, double count, int run, const Each& each) {
   constexpr int vec = Pack<T>::size;
@@ -135,33 +139,7 @@ __device__ RowStatistics<T> scaled_statistics(bool centre, double eps, double co
         if (of == run && k < valid) f(static_cast<double>(values[k]));
     });
   };
-  double scale = 0;
-  each_value([&](double value) {
-    if (std::fabs(value) > scale) scale = std::fabs(value);
-  });
-  scale = RowThreads::largest(scale);
-  if (!(scale > 0) || scale == Bounds<T>::infinity) scale = 1;
-  double mean = 0, part[1] = {}, total[1];
-  if (centre) {
-    each_value([&](double value) { part[0] += value / scale; });
-    RowThreads::sum(part, total);
-    mean = total[0] / count;
-  }
-  part[0] = 0;
-  each_value([&](double value) {
-    const double d = value / scale - mean;
-    part[0] += d * d;
-  });
-  RowThreads::sum(part, total);
-  const double scaled_eps = std::sqrt(eps) / scale, deviation = scale * std::sqrt(total[0] / count + scaled_eps * scaled_eps);
-  RowStatistics<T> result;
-  result.mean = static_cast<T>(mean * scale);
-  result.shift = static_cast<T>(mean * scale - static_cast<double>(result.mean));
-  if (!(deviation <= 1 / Bounds<T>::least))
-    result.rstd = Bounds<T>::not_a_number;
-  else if (deviation >= Bounds<T>::least)
-    result.rstd = static_cast<T>(1 / deviation);
-  return result;
+  return scaled_moments<RowThreads>(centre, count, count, each_value).template statistics<T>(eps);
 }
 
 /// The statistics of n runs: each(f) calls f(run, values, how many of them) for the packs of a thread. Moments about 0 do where the mean is within
@@ -171,7 +149,7 @@ __device__ void measure_runs(bool centre, double eps, const double (&counts)[n],
   constexpr int vec = Pack<T>::size;
   T origins[n] = {};
   RowStatistics<T> s[n];
-  bool far = false, trusted = true;
+  bool far = false, good = true;
   const auto pass = [&](bool last) {
     T parts[2 * n] = {};
     double totals[2 * n];
@@ -193,16 +171,16 @@ __device__ void measure_runs(bool centre, double eps, const double (&counts)[n],
       s[run].shift = static_cast<T>(origin - static_cast<double>(s[run].mean) + offset);
       s[run].rstd = static_cast<T>(1 / std::sqrt(var + eps));
       if (!last && offset * offset > var / 4) far = true;
-      if (!(var <= Bounds<T>::most) || var + eps < Bounds<T>::trustworthy) trusted = false;
+      if (!trusted<T>(var, eps)) good = false;
     }
   };
   pass(false);
   if (far) {
     for (int run = 0; run < n; ++run) origins[run] = s[run].mean;
-    trusted = true;
+    good = true;
     pass(true);
   }
-  if (!trusted) {
+  if (!good) {
     RowStatistics<T> anew[n];
 #pragma unroll 1
     for (int run = 0; run < n; ++run) anew[run] = scaled_statistics<T>(centre, eps, counts[run], run, each);
