@@ -72,7 +72,7 @@ run() {
 for name in "${suites[@]}"; do run "$name" 60 env LAMINA_TEST_DEVICE=cuda "$bin/$name" --order rand --warn NoAssertions '~[.]~[cpu]~[large]'; done
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck; do
-    run "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 1 "$bin/cuda_tests" 'cuda row norm: every kind*,cuda channel norm: all*,cuda softmax: two*,cuda reduce: two*,cuda recurrent: the same*,cuda index: one*'
+    run "$tool" 60 env LAMINA_CUDA_POOL=0 compute-sanitizer --tool "$tool" --error-exitcode 1 "$bin/cuda_tests" 'cuda row norm: every kind*,cuda channel norm: all*,cuda softmax: two*,cuda reduce: two*,cuda recurrent: the same*,cuda index: one*'
   done
 else
   say "skipped memcheck and racecheck: there is no compute-sanitizer on the PATH"

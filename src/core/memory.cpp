@@ -7,7 +7,11 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string_view>
+#include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -52,6 +56,12 @@ SizeClass size_class(int64_t bytes) {
   return {((int64_t{1} << log2) + quarter * step) * alignment, static_cast<size_t>(4 + (log2 - 2) * 4 + quarter - 1)};
 }
 
+int64_t bytes_of_class(size_t index) {
+  if (index < 4) return static_cast<int64_t>(index + 1) * alignment;
+  const auto steps = static_cast<int64_t>((index - 4) % 4 + 5);  // quarters of the power of two below
+  return (steps << ((index - 4) / 4)) * alignment;
+}
+
 void* system_allocate(int64_t bytes) {
   const int64_t align = bytes >= 2 * huge_page ? huge_page : alignment;
   void* pointer = std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>((bytes + align - 1) / align * align));
@@ -77,6 +87,13 @@ void mark_live([[maybe_unused]] void* pointer, [[maybe_unused]] int64_t bytes, [
   ASAN_POISON_MEMORY_REGION(static_cast<char*>(pointer) + bytes, static_cast<size_t>(whole - bytes));
 }
 
+/// Whether buffers are kept for reuse. With LAMINA_CUDA_POOL=0 those of GPUs are not, so that what watches over a GPU's memory sees each begin and
+/// end.
+bool keeps(Device device) {
+  const char* const wish = std::getenv("LAMINA_CUDA_POOL");
+  return device.is_cpu() || !wish || std::string_view(wish) != "0";
+}
+
 /// The buffers of one device. Those of a GPU are used by one stream, so that a buffer can be handed on before the work on it is done.
 class Pool {
  public:
@@ -87,16 +104,9 @@ class Pool {
     const SizeClass size = size_class(bytes);
     const std::lock_guard lock(mutex_);
     if (limit_ > 0 && stats_.current_bytes + size.bytes > limit_) fail_out_of_memory(size.bytes);
-    void* pointer = open_arena_ > 0 ? from_arena(size) : take(free_, size);
-    if (!pointer) {
-      pointer = from_system(size.bytes);
-      if (!pointer) {
-        release_cached();
-        pointer = from_system(size.bytes);
-      }
-      if (!pointer) fail_out_of_memory(size.bytes);
-      ++stats_.system_allocations;
-    }
+    void* pointer = open_arena_ > 0 ? from_arena(size) : take(free_, size.index);
+    if (!pointer) pointer = from_system(keeps_ ? size.bytes : bytes);
+    if (count_) count_->add(pointer, size.index);
     stats_.current_bytes += size.bytes;
     stats_.peak_bytes = std::max(stats_.peak_bytes, stats_.current_bytes);
     if (device_.is_cpu()) mark_live(pointer, bytes, size.bytes);
@@ -106,22 +116,42 @@ class Pool {
   void release(void* pointer, int64_t bytes) {
     const SizeClass size = size_class(bytes);
     const std::lock_guard lock(mutex_);
-    lists_of(pointer)[size.index].push_back(pointer);
+    if (count_) count_->remove(pointer);
     stats_.current_bytes -= size.bytes;
+    const auto owner = owners_.find(pointer);
+    if (owner == owners_.end() && !keeps_) return open_arena_ > 0 ? late_.push_back(pointer) : to_system(pointer);
+    (owner == owners_.end() ? free_ : arenas_.at(owner->second))[size.index].push_back(pointer);
     stats_.cached_bytes += size.bytes;
     if (device_.is_cpu()) ASAN_POISON_MEMORY_REGION(pointer, static_cast<size_t>(size.bytes));
   }
 
-  int open_arena() {
+  void start_rehearsal() {
+    const std::lock_guard lock(mutex_);
+    count_.emplace();
+  }
+  int make_arena() {
+    const std::lock_guard lock(mutex_);
+    const Count count = std::exchange(count_, std::nullopt).value();
+    Lists& lists = arenas_[++last_arena_];
+    for (size_t index = 0; index < lists.size(); ++index)
+      for (int64_t i = 0; i < count.most[index]; ++i) {
+        void* const kept = take(free_, index);
+        lists[index].push_back(kept ? kept : from_system(bytes_of_class(index)));
+        stats_.cached_bytes += bytes_of_class(index);
+        owners_[lists[index].back()] = last_arena_;
+      }
+    return last_arena_;
+  }
+  void open_arena(int arena) {
     const std::lock_guard lock(mutex_);
     if (open_arena_ > 0) fail("memory", "an arena is open already");
-    open_arena_ = ++last_arena_;
-    arenas_[open_arena_];
-    return open_arena_;
+    open_arena_ = arena;
   }
   void close_arena() {
     const std::lock_guard lock(mutex_);
     open_arena_ = 0;
+    for (void* pointer : late_) to_system(pointer);
+    late_.clear();
   }
   void drop_arena(int arena) {
     const std::lock_guard lock(mutex_);
@@ -129,6 +159,7 @@ class Pool {
     for (size_t i = 0; i < lists.size(); ++i) free_[i].insert(free_[i].end(), lists[i].begin(), lists[i].end());
     arenas_.erase(arena);
     std::erase_if(owners_, [arena](const auto& owner) { return owner.second == arena; });
+    if (!keeps_) release_cached();
   }
 
   void release_all_cached() {
@@ -152,37 +183,55 @@ class Pool {
  private:
   using Lists = std::array<std::vector<void*>, 192>;
 
+  /// Of buffers that are got from now on: how many of each class there are, and have been at once.
+  struct Count {
+    void add(void* pointer, size_t index) {
+      live[pointer] = index;
+      most[index] = std::max(most[index], ++now[index]);
+    }
+    void remove(void* pointer) {
+      const auto found = live.find(pointer);
+      if (found == live.end()) return;
+      --now[found->second];
+      live.erase(found);
+    }
+    std::unordered_map<void*, size_t> live;
+    std::array<int64_t, std::tuple_size_v<Lists>> now{}, most{};
+  };
+
   /// Null when there is none.
-  void* take(Lists& lists, const SizeClass& size) {
-    auto& list = lists[size.index];
+  void* take(Lists& lists, size_t index) {
+    auto& list = lists[index];
     if (list.empty()) return nullptr;
     void* const pointer = list.back();
     list.pop_back();
-    stats_.cached_bytes -= size.bytes;
+    stats_.cached_bytes -= bytes_of_class(index);
     return pointer;
   }
   void* from_arena(const SizeClass& size) {
-    if (void* const pointer = take(arenas_.at(open_arena_), size)) return pointer;
-    void* const pointer = take(free_, size);
-    if (!pointer) fail("memory", "a captured step needs {} more at once than the steps before it did", human(size.bytes));
+    if (void* const pointer = take(arenas_.at(open_arena_), size.index)) return pointer;
+    void* const pointer = take(free_, size.index);
+    if (!pointer) fail("memory", "a captured step needs {} more at once than the step before it did", human(size.bytes));
     owners_[pointer] = open_arena_;
     return pointer;
   }
-  Lists& lists_of(void* pointer) {
-    if (owners_.empty()) return free_;
-    const auto owner = owners_.find(pointer);
-    return owner == owners_.end() ? free_ : arenas_.at(owner->second);
-  }
 
-  void* from_system(int64_t bytes) const { return kernels::on_cuda(device_) ? kernels::CudaBackend::allocate(bytes) : system_allocate(bytes); }
+  void* from_system(int64_t bytes) {
+    const auto get = [&] { return kernels::on_cuda(device_) ? kernels::CudaBackend::allocate(bytes) : system_allocate(bytes); };
+    void* pointer = get();
+    if (!pointer) {
+      release_cached();
+      pointer = get();
+    }
+    if (!pointer) fail_out_of_memory(bytes);
+    ++stats_.system_allocations;
+    return pointer;
+  }
+  void to_system(void* pointer) const { kernels::on_cuda(device_) ? kernels::CudaBackend::release(pointer) : std::free(pointer); }
 
   void release_cached() {
-    const bool cuda = kernels::on_cuda(device_);
-    for (auto& list : free_) {
-      for (void* pointer : list) cuda ? kernels::CudaBackend::release(pointer) : std::free(pointer);
-      list.clear();
-    }
-    stats_.cached_bytes = 0;
+    for (size_t index = 0; index < free_.size(); ++index)
+      while (void* const pointer = take(free_, index)) to_system(pointer);
   }
 
   [[noreturn]] void fail_out_of_memory(int64_t wanted) const {
@@ -197,11 +246,14 @@ class Pool {
   }
 
   const Device device_;
+  const bool keeps_ = keeps(device_);
   std::mutex mutex_;
   Lists free_;
   std::map<int, Lists> arenas_;
   std::unordered_map<void*, int> owners_;  // of buffers of arenas
   int open_arena_ = 0, last_arena_ = 0;    // 0: none
+  std::optional<Count> count_;             // of a rehearsal
+  std::vector<void*> late_;                // for the system, which a capture must not give anything
   MemoryStats stats_;
   int64_t limit_ = 0;
 };
@@ -234,7 +286,9 @@ void release(void* pointer, int64_t bytes, Device device) {
   if (pointer) pool(device).release(pointer, bytes);
 }
 
-int open_arena(Device device) { return pool(device).open_arena(); }
+void start_rehearsal(Device device) { pool(device).start_rehearsal(); }
+int make_arena(Device device) { return pool(device).make_arena(); }
+void open_arena(int arena, Device device) { pool(device).open_arena(arena); }
 void close_arena(Device device) { pool(device).close_arena(); }
 void drop_arena(int arena, Device device) { pool(device).drop_arena(arena); }
 

@@ -12,10 +12,13 @@ namespace lamina::detail {
 void* allocate(int64_t bytes, Device device);
 void release(void* pointer, int64_t bytes, Device device);
 
-/// The buffers that a captured step works in: its graph writes to them whenever it runs, so nobody else may have them while it lives.
-/// Until close_arena(), buffers are taken from those that are cached, and become the arena's: released, they serve the arena alone. What was not
-/// cached cannot be had (a capture must not allocate): Error. One arena of a device is open at a time.
-int open_arena(Device device);
+/// An arena has the buffers that a captured step works in: its graph writes to them whenever it runs, so nobody else may have them while it lives.
+/// A capture must not allocate, so they are got before: as many as the work between these two calls, a step of the same kind, had at once.
+void start_rehearsal(Device device);
+int make_arena(Device device);
+/// Until close_arena(), buffers are the arena's or, where it has none left, cached ones, which become its own. Error when there is neither. One arena
+/// of a device is open at a time.
+void open_arena(int arena, Device device);
 void close_arena(Device device);
 /// Its buffers are everybody's again.
 void drop_arena(int arena, Device device);

@@ -12,7 +12,7 @@ namespace lamina::train {
 using kernels::CudaBackend;
 
 namespace {
-constexpr int64_t plain_steps = 3;  // before a capture: moments and caches are there, and what the steps need of memory has been got
+constexpr int64_t plain_steps = 3;  // before a capture: moments and caches are there, and the last shows what a step needs of memory
 }
 
 StepGraph::StepGraph(Task& task, optim::Optimizer& optimizer, double clip_norm) : task_(task), optimizer_(optimizer), clip_norm_(clip_norm) {
@@ -29,7 +29,7 @@ StepGraph::~StepGraph() {
     kernels::on_cuda(device_);
     CudaBackend::drop_graph(graph_);
   }
-  if (arena_ != 0) lamina::detail::drop_arena(arena_, device_);
+  drop_arena();
 }
 
 void StepGraph::step() {
@@ -42,8 +42,10 @@ void StepGraph::step() {
   }
   if (!graph_ && seen_ < plain_steps) {
     const std::vector<int64_t> before = positions();
-    plain(inputs);
-    ++seen_;
+    if (++seen_ == plain_steps)
+      rehearse(inputs);
+    else
+      plain(inputs);
     const std::vector<int64_t> after = positions();
     advances_.clear();
     for (size_t i = 0; i < streams_.size(); ++i) advances_.push_back(static_cast<uint64_t>(after[i] - before[i]));
@@ -73,11 +75,23 @@ void StepGraph::plain(const std::vector<Tensor>& inputs) {
   optimizer_.queue_step({loss.value, loss.items, clip_norm_});
 }
 
+/// A plain step, after which there is the memory that another one needs.
+void StepGraph::rehearse(const std::vector<Tensor>& inputs) {
+  drop_arena();
+  lamina::detail::start_rehearsal(device_);
+  plain(inputs);
+  arena_ = lamina::detail::make_arena(device_);
+}
+
+void StepGraph::drop_arena() {
+  if (arena_ != 0) lamina::detail::drop_arena(std::exchange(arena_, 0), device_);
+}
+
 /// Writes a step down, and runs it.
 void StepGraph::capture(const std::vector<Tensor>& inputs) {
   load(inputs);
   optimizer_.zero_grad();
-  arena_ = lamina::detail::open_arena(device_);
+  lamina::detail::open_arena(arena_, device_);
   try {
     CudaBackend::begin_capture();
     std::vector<kernels::RepeatedStep::Stream> streams;

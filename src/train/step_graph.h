@@ -29,6 +29,8 @@ class StepGraph {
 
  private:
   void plain(const std::vector<Tensor>& inputs);
+  void rehearse(const std::vector<Tensor>& inputs);
+  void drop_arena();
   void capture(const std::vector<Tensor>& inputs);
   void load(const std::vector<Tensor>& inputs);
   bool fits(const std::vector<Tensor>& inputs) const;

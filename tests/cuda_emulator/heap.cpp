@@ -194,7 +194,7 @@ class Heap {
     }
   }
 
-  static constexpr size_t most_dead = size_t{1} << 16;
+  static constexpr size_t most_dead = size_t{1} << 12;  // more would leave holes in the heap of the process
   std::recursive_mutex mutex_;
   Memories memories_;  // by address; of the dead the latest, as long as their place is not used again
   std::deque<uintptr_t> dead_;

@@ -62,7 +62,7 @@ TEST_CASE("operands on two devices are refused in one line", "[devices]") {
   CHECK_THROWS_WITH(linear(cuda), contains("[linear]") && contains("cuda:0") && contains("cpu"));
 }
 
-TEST_CASE("memory of a GPU is pooled, counted, limited, and its end is told with what is held and free", "[devices]") {
+TEST_CASE("memory of a GPU is pooled, counted, limited, and its end is told with what is held and free", "[devices][pool]") {
   const MemoryStats before = memory_stats(device());
   {
     const Tensor x = empty({1000});
@@ -81,6 +81,21 @@ TEST_CASE("memory of a GPU is pooled, counted, limited, and its end is told with
   CHECK(empty({1000}).numel() == 1000);
   release_cached_memory(device());
   CHECK(memory_stats(device()).cached_bytes == 0);
+}
+
+// Run under the emulator alone, by ctest entries with LAMINA_CUDA_POOL=0.
+TEST_CASE("without the pool a tensor has memory of its own, in which what nobody wrote is found", "[.no_pool]") {
+  const MemoryStats before = memory_stats(device());
+  for (int i = 0; i < 3; ++i) {
+    const Tensor x = full({1000}, 3);
+    CHECK(memory_stats(device()).current_bytes == before.current_bytes + 4096);
+  }
+  CHECK(memory_stats(device()).system_allocations == before.system_allocations + 3);
+  CHECK(memory_stats(device()).current_bytes == before.current_bytes);
+  CHECK(memory_stats(device()).cached_bytes == 0);
+  CHECK_THROWS_WITH(values(empty({1000})), contains("never written"));
+  CHECK_THROWS_WITH(values(empty({5}) + 1.0), contains("block (0, 0, 0)") && contains("never written"));
+  CHECK_THROWS_WITH(empty({int64_t{1} << 44}), contains("out of memory"));
 }
 
 TEST_CASE("H02: more rows, batches and columns than a grid has on y and z", "[devices]") {

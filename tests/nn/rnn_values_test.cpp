@@ -159,7 +159,7 @@ TEST_CASE("B06: dropout of everything gives what a second layer makes of zeros, 
   }
 }
 
-TEST_CASE("B07: a thousand chunks with the state carried over: nodes, memory and requests to the system stay constant") {
+TEST_CASE("B07: a thousand chunks with the state carried over: nodes, memory and requests to the system stay constant", "[pool]") {
   nn::LSTM lstm({.input = 8, .hidden = 32, .norm = "layer"});
   init(lstm, 1);
   optim::SGD sgd(lstm.parameters(), {.lr = 0.01});

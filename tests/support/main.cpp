@@ -21,6 +21,9 @@ int main(int argc, char** argv) {
   }
   const int failed = Catch::Session().run(argc, argv);
   // What is still there is a leak. (Tests of kernels use a GPU whatever the device of the run is.)
-  for (int i = 0; i < lamina::cuda_device_count(); ++i) lamina::release_cached_memory(lamina::Device::cuda(i));
+  for (int i = 0; i < lamina::cuda_device_count(); ++i) {
+    lamina::release_cached_memory(lamina::Device::cuda(i));
+    lamina::synchronize(lamina::Device::cuda(i));
+  }
   return failed;
 }

@@ -264,7 +264,7 @@ TEST_CASE("clipping and the schedule reach the optimiser", "[train][trainer]") {
   CHECK(std::abs(moved({.schedule = optim::Schedule::parse("warmup=4,constant")}) - free / 4) < 1e-5 * free);
 }
 
-TEST_CASE("in the steady state no tensor memory comes from the system", "[train][trainer]") {
+TEST_CASE("in the steady state no tensor memory comes from the system", "[train][trainer][pool]") {
   nn::Sequential model = small_model();
   optim::Adam adam(model.parameters());
   data::Loader batches(small_data(200, 1), {.batch_size = 8});

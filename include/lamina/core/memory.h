@@ -1,6 +1,6 @@
 #pragma once
 // Tensor memory, of each device: buffers (64-byte aligned, on GPUs 256) from a size-class free list, so that a training loop in its steady state asks
-// nothing of the system.
+// nothing of the system. With LAMINA_CUDA_POOL=0 in the environment, tensors on GPUs have allocations of their own instead: for compute-sanitizer.
 
 #include <cstdint>
 
