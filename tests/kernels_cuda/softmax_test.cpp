@@ -131,6 +131,46 @@ TEST_CASE("cuda softmax: along other axes") {
     }
 }
 
+// Shapes that are cut into parts: few columns, few rows beyond the registers.
+TEST_CASE("cuda softmax: few long columns and rows") {
+  for (const bool log : {false, true})
+    for (const Extents& s : {Extents{1, 9001, 2}, {2, 5001, 3}, {1, 701, 65}, {1, 260, 300}, {3, 8193, 1}, {1, 20'003, 1}}) {
+      check_softmax<float>(log, s, 1);
+      check_softmax<double>(log, s);
+    }
+}
+
+TEST_CASE("cuda softmax and cross-entropy: masks, NaN and infinities in some parts of a column alone (C03)") {
+  const float values[] = {not_a_number, infinity, -infinity};
+  for (const int64_t inner : {1, 2})
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, 5000}, {4500, 9001}, {8000, 8001}, {0, 9001}})
+      for (const float value : values) {
+        INFO("inner " << inner << ", " << value << " from " << begin << " to " << end);
+        const Extents s{1, 9001, inner};
+        auto x = normal_vector<float>(9001 * inner, 1, 0, 3);
+        const auto dy = normal_vector<float>(9001 * inner, 2);
+        for (int64_t j = begin; j < end; ++j) x[index(j * inner)] = value;
+        for (const bool log : {false, true}) {
+          std::vector<double> expected(x.size());
+          CpuBackend::softmax<double>().softmax(log, s[0], s[1], s[2], as_double(x).data(), expected.data());
+          const auto y = softmax(log, s, x);
+          REQUIRE(first_difference(y, expected, f32_tolerance) == "");
+          std::vector<double> gradient(x.size());
+          CpuBackend::softmax<double>().softmax_backward(log, s[0], s[1], s[2], as_double(y).data(), as_double(dy).data(), gradient.data());
+          REQUIRE(first_difference(softmax_backward(log, s, y, dy), gradient, f32_backward) == "");
+        }
+        if (inner > 1) continue;
+        for (const double smoothing : {0.0, 0.1}) {
+          const Question<float> q{1, 9001, x, {4000}, none, smoothing, {1.5F}};
+          const auto expected = on_cpu(q);
+          const auto have = on_device(q);
+          REQUIRE(first_difference(have.loss, expected.loss, f32_tolerance) == "");
+          REQUIRE(first_difference(have.lse, expected.lse, f32_tolerance) == "");
+          REQUIRE(first_difference(have.dlogits, expected.dlogits, f32_tolerance) == "");
+        }
+      }
+}
+
 TEST_CASE("cuda softmax: arrays that are not aligned to 16 bytes; more than 65,535 rows (H02)") {
   for (const bool log : {false, true}) {
     check_softmax<float>(log, {5, 64, 1}, 1);
@@ -176,6 +216,8 @@ TEST_CASE("cuda cross-entropy: losses and gradients, ignored labels, smoothing")
       check_cross_entropy<double>(rows, classes, smoothing);
     }
     check_cross_entropy<float>(1, 30'000, smoothing);
+    check_cross_entropy<float>(5, 9001, smoothing, 1);
+    check_cross_entropy<double>(4, 8200, smoothing);
     check_cross_entropy<float>(5, 64, smoothing, 1);
   }
 }
@@ -211,8 +253,23 @@ TEST_CASE("cuda cross-entropy: a label out of range is found, and reads nothing 
   }
 }
 
+TEST_CASE("cuda cross-entropy: a label out of range of a long row (C08)") {
+  kernels::cuda::throw_if_fault();
+  const Question<float> q{3, 9001, normal_vector<float>(3 * 9001, 4), {0, 9001, 2}, 2, 0};
+  const DeviceArray<float> x(q.x), dloss(q.dloss), loss(3), lse(3), dlogits(q.x.size());
+  const DeviceArray<int64_t> labels(q.labels);
+  const auto& cuda = CudaBackend::softmax<float>();
+  cuda.cross_entropy(3, 9001, x.data(), labels.data(), q.ignore, q.smoothing, loss.data(), lse.data());
+  CHECK_THROWS_WITH(kernels::cuda::throw_if_fault(), contains("[cross_entropy] labels: 9001 at position 1"));
+  cuda.cross_entropy_backward(3, 9001, x.data(), lse.data(), labels.data(), q.ignore, q.smoothing, dloss.data(), dlogits.data());
+  CHECK_THROWS_WITH(kernels::cuda::throw_if_fault(), contains("[cross_entropy] labels: 9001 at position 1"));
+  const auto losses = loss.host(), gradients = dlogits.host();
+  CHECK((std::isfinite(losses[0]) && losses[0] > 0 && std::isnan(losses[1]) && losses[2] == 0));
+  for (size_t i = 0; i < 9001; i += 100) CHECK((gradients[i] != 0 && std::isnan(gradients[9001 + i]) && gradients[2 * 9001 + i] == 0));
+}
+
 TEST_CASE("cuda softmax: two runs have the same bits (H08)") {
-  for (const Extents& s : {Extents{5, 3000, 1}, {40, 33, 20}, {1, 3000, 2}}) {
+  for (const Extents& s : {Extents{5, 3000, 1}, {40, 33, 20}, {1, 3000, 2}, {1, 9001, 2}, {2, 9001, 1}}) {
     const auto x = normal_vector<float>(s[0] * s[1] * s[2], 9);
     const auto one = softmax(true, s, x);
     CHECK(one == softmax(true, s, x));

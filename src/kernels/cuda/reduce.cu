@@ -2,7 +2,6 @@
 // columns side by side. Where the results are too few to fill a GPU, the axis is cut into parts, whose results a second launch reduces. Sums are in
 // double. How a shape is cut depends on the shape alone, so every run adds in the same order.
 
-#include <algorithm>
 #include <cstdlib>
 
 #include "kernels/cuda/backend.h"
@@ -143,11 +142,6 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// How an axis is cut: `parts` of `length`, the last may be shorter.
-struct Parts {
-  int64_t parts, length;
-};
-
 /// inner = 1, long rows: a block takes one part of one. y [rows, parts].
 template <class P, int kVec>
 __global__ void __launch_bounds__(threads)
@@ -196,18 +190,10 @@ __global__ void __launch_bounds__(column_threads)
 // The host's side.
 
 constexpr int64_t longest_short = 1024;  // elements of a row that a warp takes
-constexpr int64_t enough_blocks = 1024;  // fill a GPU
 
-Parts parts_of(int64_t units, int64_t axis, int64_t least, int64_t multiple) {
-  const int64_t most = std::max<int64_t>(1, std::min((enough_blocks + units - 1) / std::max<int64_t>(1, units), axis / least));
-  const int64_t length = std::max<int64_t>(1, ((axis + most - 1) / most + multiple - 1) / multiple * multiple);
-  return {std::max<int64_t>(1, (axis + length - 1) / length), length};
-}
-
-Parts parts_of(int64_t outer, int64_t axis, int64_t inner) {
-  if (inner == 1) return axis <= longest_short ? Parts{1, axis} : parts_of(outer, axis, 8 * 1024, 1024);
-  const ColumnTiles tiles(outer, axis, inner);
-  return parts_of(tiles.tiles, axis, int64_t{16} * tiles.slices, 1);
+Parts cut_of(int64_t outer, int64_t axis, int64_t inner) {
+  if (inner > 1) return parts_of(ColumnTiles(outer, axis, inner));
+  return axis <= longest_short ? Parts{1, axis} : parts_of(outer, axis, 8 * 1024, 1024);
 }
 
 template <class P, int kVec>
@@ -239,7 +225,7 @@ void run(const Op& op, int64_t outer, int64_t axis, int64_t inner, Parts cut, co
 template <class Rule, class T>
 void reduce(const Op& op, int64_t outer, int64_t axis, int64_t inner, const T* x, typename Rule::Out* y) {
   if (outer == 0 || inner == 0) return;
-  const Parts cut = parts_of(outer, axis, inner);
+  const Parts cut = cut_of(outer, axis, inner);
   if (cut.parts == 1) return run<Pass<T, Rule, true, true>>(op, outer, axis, inner, cut, x, y);
   const Scratch<typename Rule::Acc> parts(op, outer * cut.parts * inner);
   run<Pass<T, Rule, true, false>>(op, outer, axis, inner, cut, x, parts.data());

@@ -1,13 +1,9 @@
 // Softmax, log-softmax and cross-entropy. Along the last axis a warp or a block holds a row on chip (device/row.cuh), so that it is read once and
-// written once; along another axis threads go down columns side by side.
-
-#include <cmath>
+// written once. Along another axis, and where rows are long and few, softmax_columns.cu is called.
 
 #include "kernels/cuda/backend.h"
-#include "kernels/cuda/device/columns.cuh"
-#include "kernels/cuda/device/fault.cuh"
-#include "kernels/cuda/device/limits.cuh"
 #include "kernels/cuda/device/row.cuh"
+#include "kernels/cuda/device/softmax.cuh"
 
 namespace lamina::kernels {
 
@@ -81,15 +77,6 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
   }
 }
 
-template <class T>
-__device__ T gradient_term(bool log, T y, T dy) {
-  return log ? dy : y * dy;
-}
-template <class T>
-__device__ T gradient(bool log, T y, T dy, T total) {
-  return log ? std::fma(-std::exp(y), total, dy) : y * (dy - total);
-}
-
 template <class T, class Row>
 __global__ void __launch_bounds__(Row::Group::block_threads)
     softmax_rows_backward(bool log, bool cached, int64_t rows, int64_t width, dptr<const T> y, dptr<const T> dy, dptr<T> dx) {
@@ -116,67 +103,6 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
   }
 }
 
-// Columns. f(element) for each of a thread's.
-template <class F>
-__device__ void down(const ColumnTiles& tiles, const ColumnThread& mine, F f) {
-  if (!mine.inside) return;
-#pragma unroll 4
-  for (int64_t j = mine.slice; j < tiles.axis; j += tiles.slices) f(mine.from + j * tiles.inner);
-}
-
-__device__ inline double add_slices(const ColumnTiles& tiles, double sum) {
-  return combine_slices(tiles, sum, [](double a, double b) { return a + b; });
-}
-
-template <class T>
-__global__ void __launch_bounds__(column_threads) softmax_columns(bool log, ColumnTiles tiles, dptr<const T> x, dptr<T> y) {
-  for (int64_t tile = blockIdx.x; tile < tiles.tiles; tile += gridDim.x) {
-    const ColumnThread mine(tiles, tile);
-    T top = -Bounds<T>::infinite;
-    down(tiles, mine, [&](int64_t at) {
-      const T value = x[at];
-      if (value > top) top = value;
-    });
-    top = combine_slices(tiles, top, [](T a, T b) { return a > b ? a : b; });
-    double sum = 0;
-    down(tiles, mine, [&](int64_t at) { sum += static_cast<double>(std::exp(x[at] - top)); });
-    sum = add_slices(tiles, sum);
-    const T factor = static_cast<T>(log ? std::log(sum) : 1 / sum);
-    down(tiles, mine, [&](int64_t at) {
-      const T below = x[at] - top;
-      y[at] = log ? below - factor : std::exp(below) * factor;
-    });
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(column_threads)
-    softmax_columns_backward(bool log, ColumnTiles tiles, dptr<const T> y, dptr<const T> dy, dptr<T> dx) {
-  for (int64_t tile = blockIdx.x; tile < tiles.tiles; tile += gridDim.x) {
-    const ColumnThread mine(tiles, tile);
-    double sum = 0;
-    down(tiles, mine, [&](int64_t at) {
-      const T y_value = y[at], dy_value = dy[at];
-      sum += static_cast<double>(gradient_term(log, y_value, dy_value));
-    });
-    const T total = static_cast<T>(add_slices(tiles, sum));
-    down(tiles, mine, [&](int64_t at) {
-      const T y_value = y[at], dy_value = dy[at];
-      dx[at] = gradient(log, y_value, dy_value, total);
-    });
-  }
-}
-
-/// What cross-entropy asks of every row.
-struct Targets {
-  int64_t rows, classes;
-  dptr<const int64_t> labels;
-  int64_t ignore;
-  double smoothing;
-  FaultReport report;
-};
-
-// Differences to the largest logit are formed before anything is rounded.
 template <class T, class Row>
 __global__ void __launch_bounds__(Row::Group::block_threads)
     cross_entropy_rows(Targets targets, bool cached, dptr<const T> logits, dptr<T> loss, dptr<T> lse) {
@@ -197,23 +123,10 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
       }
     });
     if (Row::Group::rank() != 0) continue;
-    const double log_sum = std::log(sums[0]), smoothing = targets.smoothing;
-    lse[row] = static_cast<T>(static_cast<double>(top) + log_sum);
-    const int64_t label = targets.labels[row];
-    if (label == targets.ignore) {
-      loss[row] = 0;
-    } else if (!targets.report.in_range(row, label, classes)) {
-      loss[row] = Bounds<T>::not_a_number;
-    } else {
-      double value = (1 - smoothing) * (log_sum - (static_cast<double>(x[label]) - static_cast<double>(top)));
-      // Only then do the other classes count: a logit of -inf may stand there otherwise.
-      if (smoothing != 0) value += smoothing * (log_sum - sums[1] / static_cast<double>(classes));
-      loss[row] = static_cast<T>(value);
-    }
+    targets.store_loss<T>(row, x, top, std::log(sums[0]), sums[1], loss, lse);
   }
 }
 
-// exp(x - lse) sums to 1 but for the rounding of the saved lse, which is not small beside large logits; dividing by the sum removes it.
 template <class T, class Row>
 __global__ void __launch_bounds__(Row::Group::block_threads)
     cross_entropy_rows_backward(Targets targets, bool cached, dptr<const T> logits, dptr<const T> lse, dptr<const T> dloss, dptr<T> dlogits) {
@@ -239,16 +152,11 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
       keep_exp(held, item, column, from, e);
       for (int k = 0; k < vec; ++k) terms[0] += e[k];
     });
-    const double upstream = static_cast<double>(dloss[row]);
-    const T scale = static_cast<T>(upstream / sum[0]), floor = static_cast<T>(-upstream * targets.smoothing / static_cast<double>(classes));
-    const T of_label = static_cast<T>(upstream * (1 - targets.smoothing));
+    const LogitGradient<T> of(targets, static_cast<double>(dloss[row]), sum[0]);
     Row::each(classes, [&](int item, int64_t column) {
       T values[vec];
       kept_exp(held, item, column, from, values);
-      for (int k = 0; k < vec; ++k) {
-        values[k] = std::fma(values[k], scale, floor);
-        if (column + k == label) values[k] -= of_label;
-      }
+      for (int k = 0; k < vec; ++k) values[k] = of(values[k], column + k == label);
       store<T, vec>(dx + column, values);
     });
   }
@@ -259,10 +167,7 @@ struct CudaSoftmax final : SoftmaxKernels<T> {
   void softmax(bool log, int64_t outer, int64_t axis, int64_t inner, const T* x, T* y) const override {
     const Op op(log ? "log_softmax" : "softmax", {{"outer", outer}, {"axis", axis}, {"inner", inner}});
     if (outer == 0 || axis == 0 || inner == 0) return;
-    if (inner > 1) {
-      const ColumnTiles tiles(outer, axis, inner);
-      return launch(op, softmax_columns<T>, blocks_for(tiles.tiles, 1, INT32_MAX), column_threads, 0, stream(), log, tiles, x, y);
-    }
+    if (inner > 1 || few_long_rows<T>(outer, axis)) return softmax_columns(op, log, ColumnTiles(outer, axis, inner), x, y);
     with_row<T>(axis, packs_fit(x, axis) && packs_fit(y), [&](auto type) {
       using Row = typename decltype(type)::type;
       run_rows<Row>(op, softmax_rows<T, Row>, outer, axis, 1, [&](auto&& go, bool cached) { go(log, cached, outer, axis, x, y); });
@@ -272,10 +177,7 @@ struct CudaSoftmax final : SoftmaxKernels<T> {
   void softmax_backward(bool log, int64_t outer, int64_t axis, int64_t inner, const T* y, const T* dy, T* dx) const override {
     const Op op(log ? "log_softmax_backward" : "softmax_backward", {{"outer", outer}, {"axis", axis}, {"inner", inner}});
     if (outer == 0 || axis == 0 || inner == 0) return;
-    if (inner > 1) {
-      const ColumnTiles tiles(outer, axis, inner);
-      return launch(op, softmax_columns_backward<T>, blocks_for(tiles.tiles, 1, INT32_MAX), column_threads, 0, stream(), log, tiles, y, dy, dx);
-    }
+    if (inner > 1 || few_long_rows<T>(outer, axis)) return softmax_columns_backward(op, log, ColumnTiles(outer, axis, inner), y, dy, dx);
     with_row<T>(axis, packs_fit(y, axis) && packs_fit(dy) && packs_fit(dx), [&](auto type) {
       using Row = typename decltype(type)::type;
       run_rows<Row>(op, softmax_rows_backward<T, Row>, outer, axis, 2, [&](auto&& go, bool cached) { go(log, cached, outer, axis, y, dy, dx); });
@@ -287,6 +189,7 @@ struct CudaSoftmax final : SoftmaxKernels<T> {
     const Op op("cross_entropy", {{"rows", rows}, {"classes", classes}});
     if (rows == 0) return;
     const Targets targets{rows, classes, labels, ignore, smoothing, fault_report("cross_entropy", "labels")};
+    if (few_long_rows<T>(rows, classes)) return cross_entropy_columns(op, targets, logits, loss, lse);
     with_row<T>(classes, packs_fit(logits, classes), [&](auto type) {
       using Row = typename decltype(type)::type;
       run_rows<Row>(op, cross_entropy_rows<T, Row>, rows, classes, 1, [&](auto&& go, bool cached) { go(targets, cached, logits, loss, lse); });
@@ -298,6 +201,7 @@ struct CudaSoftmax final : SoftmaxKernels<T> {
     const Op op("cross_entropy_backward", {{"rows", rows}, {"classes", classes}});
     if (rows == 0 || classes == 0) return;
     const Targets targets{rows, classes, labels, ignore, smoothing, fault_report("cross_entropy", "labels")};
+    if (few_long_rows<T>(rows, classes)) return cross_entropy_columns_backward(op, targets, logits, lse, dloss, dlogits);
     with_row<T>(classes, packs_fit(logits, classes) && packs_fit(dlogits), [&](auto type) {
       using Row = typename decltype(type)::type;
       run_rows<Row>(op, cross_entropy_rows_backward<T, Row>, rows, classes, 1,

@@ -24,5 +24,6 @@ set(lamina_cuda_sources
   ${CMAKE_CURRENT_LIST_DIR}/recurrent_running.cu
   ${CMAKE_CURRENT_LIST_DIR}/reduce.cu
   ${CMAKE_CURRENT_LIST_DIR}/softmax.cu
+  ${CMAKE_CURRENT_LIST_DIR}/softmax_columns.cu
   ${CMAKE_CURRENT_LIST_DIR}/staging.cpp
 )

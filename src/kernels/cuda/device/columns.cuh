@@ -25,6 +25,24 @@ struct ColumnTiles {
   }
 };
 
+/// How an axis is cut: `parts` of `length`, the last may be shorter.
+struct Parts {
+  int64_t parts, length;
+};
+
+constexpr int64_t enough_blocks = 1024;  // fill a GPU
+
+/// Parts of at least `least` (and of a multiple of `multiple`) such that `units` times as many blocks fill a GPU, if the axis is long enough.
+inline Parts parts_of(int64_t units, int64_t axis, int64_t least, int64_t multiple) {
+  const int64_t wanted = units > 0 ? (enough_blocks + units - 1) / units : enough_blocks, possible = axis / least;
+  const int64_t most = wanted < possible ? wanted : possible > 0 ? possible : 1;
+  const int64_t length = ((axis + most - 1) / most + multiple - 1) / multiple * multiple;
+  return length > 0 ? Parts{(axis + length - 1) / length, length} : Parts{1, 1};
+}
+
+/// Parts of columns: threads take 16 elements or more.
+inline Parts parts_of(const ColumnTiles& tiles) { return parts_of(tiles.tiles, tiles.axis, int64_t{16} * tiles.slices, 1); }
+
 /// A thread's part of a tile.
 struct ColumnThread {
   __device__ ColumnThread(const ColumnTiles& tiles, int64_t tile) : slice(static_cast<int>(threadIdx.x) / tiles.width) {
