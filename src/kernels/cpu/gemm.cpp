@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 #include <mutex>
+#include <type_traits>
 
 #include <lamina/core/parallel.h>
 #include "kernels/cpu/gemm_own.h"
@@ -27,13 +28,17 @@ void one_at_a_time(F&& product) {
   product();
 }
 
-void blas(int64_t m, int64_t n, int64_t k, const Matrix<float>& a, const Matrix<float>& b, float beta, float* c, int64_t ldc) {
-  cblas_sgemm(CblasRowMajor, flag(a.transposed), flag(b.transposed), narrow(m), narrow(n), narrow(k), 1.0f, a.data, narrow(a.ld), b.data,
-              narrow(b.ld), beta, c, narrow(ldc));
-}
-void blas(int64_t m, int64_t n, int64_t k, const Matrix<double>& a, const Matrix<double>& b, double beta, double* c, int64_t ldc) {
-  cblas_dgemm(CblasRowMajor, flag(a.transposed), flag(b.transposed), narrow(m), narrow(n), narrow(k), 1.0, a.data, narrow(a.ld), b.data, narrow(b.ld),
-              beta, c, narrow(ldc));
+template <class T>
+void blas(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& b, T beta, T* c, int64_t ldc) {
+  const auto call = [&](auto gemm) {
+    gemm(CblasRowMajor, flag(a.transposed), flag(b.transposed), narrow(m), narrow(n), narrow(k), T(1), a.data, narrow(a.ld), b.data, narrow(b.ld),
+         beta, c, narrow(ldc));
+  };
+  if constexpr (std::is_same_v<T, float>) {
+    call(cblas_sgemm);
+  } else {
+    call(cblas_dgemm);
+  }
 }
 
 /// Who computes a product, from what was seen on two Zen 4 cores (us, f32; skinny / blocked / OpenBLAS 0.3.21):
@@ -58,7 +63,7 @@ By chosen(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
   }
   // dy^T x. A weight gradient that could be factored has the bits of the fused updates (see RankUpdate).
   if (a_transposed) return k <= 16 || m <= 4 ? By::skinny : m <= 32 && countable ? By::blas : many;
-  return (m * kBytes <= 64 && n >= 16) || k * kBytes <= 64 ? By::skinny : many;  // dy W
+  return (m * kBytes <= 80 && n >= 16) || k * kBytes <= 64 ? By::skinny : many;  // dy W
 }
 
 template <class T>

@@ -7,6 +7,8 @@
 #define LAMINA_KERNELS_CPU_GEMM_PARTS_H
 #endif
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 #include <cstdint>
 
@@ -27,6 +29,11 @@ struct Output {
   T* c;
   int64_t ldc;
   const T* bias;
+
+  /// What of it begins at row i and column j.
+  HWY_INLINE Output from(int64_t i, int64_t j) const { return {beta, c + i * ldc + j, ldc, bias ? bias + j : nullptr}; }
+  /// The same once a first part of every sum is in C.
+  HWY_INLINE Output going_on() const { return {T(1), c, ldc, nullptr}; }
 
   /// beta C + bias at one element, C not read when beta = 0.
   HWY_INLINE T start(int64_t i, int64_t j) const { return (beta == T(0) ? T(0) : beta * c[i * ldc + j]) + (bias ? bias[j] : T(0)); }
@@ -73,29 +80,53 @@ constexpr int64_t kSquare = 16;  // bytes: a block of 4x4 floats or 2x2 doubles
 /// to[q][s] = from[s][q] for a block of 16 bytes by as many rows.
 #if HWY_TARGET == HWY_SCALAR
 template <class T>
-HWY_INLINE void transpose_block(const T* from, int64_t ld, T* to) {
+HWY_INLINE void transpose_block(const T* from, int64_t ld, T* to, int64_t to_ld) {
   for (int64_t s = 0; s < kSquare / static_cast<int64_t>(sizeof(T)); ++s)
-    for (int64_t q = 0; q < kSquare / static_cast<int64_t>(sizeof(T)); ++q) to[q * kPanel<T> + s] = from[s * ld + q];
+    for (int64_t q = 0; q < kSquare / static_cast<int64_t>(sizeof(T)); ++q) to[q * to_ld + s] = from[s * ld + q];
 }
 #else
-HWY_INLINE void transpose_block(const float* from, int64_t ld, float* to) {
+HWY_INLINE void transpose_block(const float* from, int64_t ld, float* to, int64_t to_ld) {
   const hn::Full128<float> d;
   const hn::Full128<double> pairs;
   const auto a = hn::LoadU(d, from), b = hn::LoadU(d, from + ld), c = hn::LoadU(d, from + 2 * ld), e = hn::LoadU(d, from + 3 * ld);
   const auto ab_low = hn::BitCast(pairs, hn::InterleaveLower(d, a, b)), ab_high = hn::BitCast(pairs, hn::InterleaveUpper(d, a, b));
   const auto ce_low = hn::BitCast(pairs, hn::InterleaveLower(d, c, e)), ce_high = hn::BitCast(pairs, hn::InterleaveUpper(d, c, e));
   hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, ab_low, ce_low)), d, to);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, ab_low, ce_low)), d, to + kPanel<float>);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, ab_high, ce_high)), d, to + 2 * kPanel<float>);
-  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, ab_high, ce_high)), d, to + 3 * kPanel<float>);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, ab_low, ce_low)), d, to + to_ld);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(pairs, ab_high, ce_high)), d, to + 2 * to_ld);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(pairs, ab_high, ce_high)), d, to + 3 * to_ld);
 }
-HWY_INLINE void transpose_block(const double* from, int64_t ld, double* to) {
+HWY_INLINE void transpose_block(const double* from, int64_t ld, double* to, int64_t to_ld) {
   const hn::Full128<double> d;
   const auto a = hn::LoadU(d, from), b = hn::LoadU(d, from + ld);
   hn::StoreU(hn::InterleaveLower(d, a, b), d, to);
-  hn::StoreU(hn::InterleaveUpper(d, a, b), d, to + kPanel<double>);
+  hn::StoreU(hn::InterleaveUpper(d, a, b), d, to + to_ld);
 }
 #endif
+
+/// Such a block of `out`, from its first element on: beta C + bias + the transpose of the sum over chunks of sums[chunk], in the order of chunks.
+template <class T>
+HWY_INLINE void put_square(int64_t chunks, int64_t chunk_size, const T* sums, int64_t ld, const Output<T>& out) {
+  constexpr int64_t kBlock = kSquare / static_cast<int64_t>(sizeof(T));
+  const hn::CappedTag<T, static_cast<size_t>(kBlock)> d;
+  HWY_ALIGN T square[kBlock * kBlock], turned[kBlock * kBlock];
+  const auto for_each_part = [&](auto&& f) HWY_ATTR {
+    for (int64_t q = 0; q < kBlock; ++q)
+      for (int64_t s = 0; s < kBlock; s += static_cast<int64_t>(hn::Lanes(d))) f(q, s);
+  };
+  for_each_part([&](int64_t q, int64_t s) HWY_ATTR {
+    auto total = hn::LoadU(d, sums + q * ld + s);
+    for (int64_t chunk = 1; chunk < chunks; ++chunk) total = hn::Add(total, hn::LoadU(d, sums + chunk * chunk_size + q * ld + s));
+    hn::StoreU(total, d, square + q * kBlock + s);
+  });
+  transpose_block(square, kBlock, turned, kBlock);
+  for_each_part([&](int64_t q, int64_t s) HWY_ATTR {
+    T* c = out.c + q * out.ldc + s;
+    auto start = out.beta == T(0) ? hn::Zero(d) : hn::Mul(hn::Set(d, out.beta), hn::LoadU(d, c));
+    if (out.bias) start = hn::Add(start, hn::LoadU(d, out.bias + s));
+    hn::StoreU(hn::Add(start, hn::LoadU(d, turned + q * kBlock + s)), d, c);
+  });
+}
 
 /// Rows [top, top + k) of B [., n], its columns from j on.
 template <class T>
@@ -114,7 +145,7 @@ void pack_panel(const Matrix<T>& b, int64_t top, int64_t k, int64_t j, int64_t n
   int64_t s = 0;
   for (; s + kBlock <= width; s += kBlock) {
     int64_t p = 0;
-    for (; p + kBlock <= k; p += kBlock) transpose_block(rows + s * b.ld + p, b.ld, panel + p * kPanel<T> + s);
+    for (; p + kBlock <= k; p += kBlock) transpose_block(rows + s * b.ld + p, b.ld, panel + p * kPanel<T> + s, kPanel<T>);
     for (; p < k; ++p)
       for (int64_t r = s; r < s + kBlock; ++r) panel[p * kPanel<T> + r] = rows[r * b.ld + p];
   }
@@ -124,61 +155,79 @@ void pack_panel(const Matrix<T>& b, int64_t top, int64_t k, int64_t j, int64_t n
 
 // ---- tiles of C, kept in registers over all of k, from a panel of B ----
 
-/// kRows x two vectors of C: a[r * row + p * depth] times the panel's rows.
-template <class T, int kRows>
-HWY_INLINE void tile(int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out, int64_t i) {
+/// Lines of memory that a tile asks for while it multiplies, since a later one needs them: every kEvery steps, `count` that are `next` elements
+/// apart; every line's worth of steps the first one moves on by `further`.
+template <class T>
+struct Ahead {
+  static constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T)), kEvery = kLine / 4;
+
+  const T* first = nullptr;
+  int64_t count = 0, next = 0, further = 0;
+
+  HWY_INLINE void fetch(int64_t p) const {
+    const T* from = first + p / kLine * further + p % kLine / kEvery * count * next;
+    for (int64_t line = 0; line < count; ++line) hwy::Prefetch(from + line * next);
+  }
+};
+
+/// kRows x kVectors vectors of C: a[r * row + p * depth] times the panel's rows.
+template <class T, int kRows, int kVectors>
+HWY_INLINE void tile(int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out,
+                     const Ahead<T>& ahead) {
   const int64_t step = lanes<T>();
-  Vec<T> left[kRows], right[kRows];
-  for (int r = 0; r < kRows; ++r) left[r] = right[r] = zero<T>();
+  Vec<T> sums[kRows][kVectors];
+  for (int r = 0; r < kRows; ++r) {
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = zero<T>();
+      hwy::Prefetch(out.c + r * out.ldc + v * step);  // C is often in no cache: without this the stores below wait for it
+    }
+  }
   for (int64_t p = 0; p < k; ++p) {
-    const Vec<T> b0 = load(panel + p * kPanel<T>), b1 = load(panel + p * kPanel<T> + step);
+    if (p % Ahead<T>::kEvery == 0) ahead.fetch(p);
+    Vec<T> b[kVectors];
+    for (int v = 0; v < kVectors; ++v) b[v] = load(panel + p * kPanel<T> + v * step);
     for (int r = 0; r < kRows; ++r) {
       const Vec<T> factor = set(a[r * row + p * depth]);
-      left[r] = hn::MulAdd(factor, b0, left[r]);
-      right[r] = hn::MulAdd(factor, b1, right[r]);
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(factor, b[v], sums[r][v]);
     }
   }
   for (int r = 0; r < kRows; ++r) {
-    if (columns >= 2 * step) {
-      finish(out, WholeVector<T>{0}, i + r, left[r]);
-      finish(out, WholeVector<T>{step}, i + r, right[r]);
-      continue;
-    }
-    if (columns < step) {
-      finish(out, PartialVector<T>{0, columns}, i + r, left[r]);
-    } else {
-      finish(out, WholeVector<T>{0}, i + r, left[r]);
-      if (columns > step) finish(out, PartialVector<T>{step, columns - step}, i + r, right[r]);
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t rest = columns - v * step;
+      if (rest >= step)
+        finish(out, WholeVector<T>{v * step}, r, sums[r][v]);
+      else if (rest > 0)
+        finish(out, PartialVector<T>{v * step, rest}, r, sums[r][v]);
     }
   }
 }
 
-/// The same for any number of rows up to kRows.
+/// The same for any number of rows up to kRows, and one vector where that is enough.
 template <class T, int kRows>
 HWY_INLINE void tile_of(int64_t rows, int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out,
-                        int64_t i) {
+                        const Ahead<T>& ahead) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return tile<T, kRows>(k, a, row, depth, panel, columns, out, i);
-    tile_of<T, kRows - 1>(rows, k, a, row, depth, panel, columns, out, i);
+    if (rows != kRows) return tile_of<T, kRows - 1>(rows, k, a, row, depth, panel, columns, out, ahead);
+    if (columns <= lanes<T>()) return tile<T, kRows, 1>(k, a, row, depth, panel, columns, out, ahead);
+    tile<T, kRows, 2>(k, a, row, depth, panel, columns, out, ahead);
   }
 }
 
 /// Rows of a full tile: of 32 or 16 registers, two accumulators a row, two for B, one for the factor.
-constexpr int kTileRows = HWY_TARGET <= HWY_AVX3 ? 12 : 6;
+constexpr int kTileRows = HWY_TARGET <= HWY_AVX3 ? 14 : 6;
 
 /// Rows [0, m) of the columns from j on (as many as a panel has) of C [., n], from the rows [top, top + k) of A's depth.
 template <class T>
-void times_panel(int64_t m, int64_t k, const Matrix<T>& a, int64_t top, const T* panel, int64_t j, int64_t n, const Output<T>& out) {
-  constexpr int kRows = kTileRows;
+void times_panel(int64_t m, int64_t k, const Matrix<T>& a, int64_t top, const T* panel, int64_t j, int64_t n, const Output<T>& out,
+                 const Ahead<T>& ahead = {}) {
   const int64_t row = a.transposed ? 1 : a.ld, depth = a.transposed ? a.ld : 1, step = 2 * lanes<T>();
   const T* factors = a.data + top * depth;
   for (int64_t offset = 0; offset < kPanel<T> && j + offset < n; offset += step) {
-    const Output<T> there{out.beta, out.c + j + offset, out.ldc, out.bias ? out.bias + j + offset : nullptr};
     // Tiles of about the same height: a last one of few rows would wait for its own sums.
-    const int64_t tiles = (m + kRows - 1) / kRows;
+    const int64_t tiles = (m + kTileRows - 1) / kTileRows;
     for (int64_t t = 0, i = 0; t < tiles; ++t) {
       const int64_t rows = m / tiles + (t < m % tiles ? 1 : 0);
-      tile_of<T, kRows>(rows, k, factors + i * row, row, depth, panel + offset, n - j - offset, there, i);
+      tile_of<T, kTileRows>(rows, k, factors + i * row, row, depth, panel + offset, n - j - offset, out.from(i, j + offset), ahead);
       i += rows;
     }
   }
