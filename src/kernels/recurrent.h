@@ -24,7 +24,7 @@ enum class TermNorm : uint8_t {
 struct RecurrentSpec {
   Cell cell = Cell::lstm;
   TermNorm norm = TermNorm::none;
-  bool normalise_c = false;  // h = s(o) tanh(K(c)), not tanh(c)
+  bool normalise_c = false;  // h = s(o) tanh(K(c)), not tanh(c); an LSTM with `norm` always does
   bool carry = false;        // the next step gets K(c), not c
   bool centre = true;        // rows: subtract the mean
   bool given = false;        // columns: the statistics are given
@@ -37,6 +37,8 @@ struct RecurrentSpec {
   bool sums_terms() const { return (norm == TermNorm::none && cell != Cell::gru) || norm == TermNorm::gates; }
   /// Whether the gradients of a_x and a_h are one.
   bool one_gradient() const { return sums_terms(); }
+  /// Whether the CPU's backward pass reads no gates: it reads an LSTM's normalised summed inputs anyway, and makes the gates anew from them.
+  bool makes_gates_anew() const { return cell == Cell::lstm && (norm == TermNorm::terms || norm == TermNorm::gates); }
   /// Runs of a row of a_x (or a_h, or their sum) that have statistics of their own.
   int64_t segments() const { return norm == TermNorm::terms ? (cell == Cell::gru ? 2 : 1) : norm == TermNorm::gates ? 4 : 0; }
   /// Numbers per row that say how it was normalised: x-hat = (x - mean) rstd + rest, for the segments of a_x, those of a_h (terms only), and c.
@@ -93,7 +95,7 @@ struct RecurrentForward {
   T *h = nullptr, *c = nullptr;  // [batch, H]: the state, updated in place
   OverTime<T> a_x;               // [G H], W_ih x, plus parts.bias where spec.norm is none
   OverTime<T> a_h;               // [G H], W_hh h; null where spec.sums_terms()
-  OverTime<T> gates;             // [G H], out: the gates, in place of a_x where nobody wants it (RNN: null, its gate is y)
+  OverTime<T> gates;             // [G H], out: the gates, in place of a_x where nobody wants it (null: RNN, whose gate is y, or nobody wants them)
   OverTime<T> raw_c, y;          // [H], out: c before K (null if nobody wants it) and h
   OverTime<T> n_term;            // [H], out: GRU's R(a_h) + b_hh of n, where spec.norm is none (null if nobody wants it)
   OverTime<T> statistics;        // [spec.statistics()], out

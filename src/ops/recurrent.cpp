@@ -166,8 +166,10 @@ RecurrentResult recurrent(const Tensor& x, const Tensor& h0, const Tensor& c0, c
   RecurrentOutcome outcome = recurrent_forward(call, inputs, statistics, keep);
   if (!keep) return outcome.result;
   RecurrentInputs wanted = inputs;
-  wanted[RecurrentInputs::bias_ih] = Tensor();
-  if (options.cell != RecurrentCell::gru || spec.norm != kernels::TermNorm::terms) wanted[RecurrentInputs::bias_hh] = Tensor();
+  if (!(x.device().is_cpu() && spec.makes_gates_anew())) {
+    wanted[RecurrentInputs::bias_ih] = Tensor();
+    if (options.cell != RecurrentCell::gru || spec.norm != kernels::TermNorm::terms) wanted[RecurrentInputs::bias_hh] = Tensor();
+  }
   if (!p.weight_ih.requires_grad()) wanted[RecurrentInputs::x] = Tensor();
   std::vector<Tensor> saved(wanted.tensors.begin(), wanted.tensors.end());
   saved.insert(saved.end(), outcome.trace.tensors.begin(), outcome.trace.tensors.end());

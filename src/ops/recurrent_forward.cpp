@@ -85,7 +85,7 @@ class Forward {
       work_.gates = work_.a_x = over_time(Trace::gates, width, Room::whole);
     } else {
       work_.a_x = over_time(Trace::a_x, width, keeps_x ? Room::whole : Room::chunk, chunks);
-      if (!rnn) work_.gates = keeps_x ? over_time(Trace::gates, width, Room::whole) : work_.a_x;
+      if (!rnn && !(device_.is_cpu() && spec_.makes_gates_anew())) work_.gates = keeps_x ? over_time(Trace::gates, width, Room::whole) : work_.a_x;
     }
     chunked_ = !keeps_x && !(keep_ && !rnn);
     if (!spec_.sums_terms()) work_.a_h = over_time(Trace::a_h, width, keeps_x ? Room::whole : Room::step);

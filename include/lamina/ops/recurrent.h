@@ -68,8 +68,9 @@ struct RecurrentResult {
 /// x [T, N, C]; h0 and c0 [N, H] (undefined: 0; c0 for LSTM only); lengths: how many steps of each sequence count, each in [0, T] (empty: T for all).
 /// A sequence gives the same as alone, for every norm but batch, whose statistics at a step come from the sequences that have such a step.
 /// T = 0 and length 0 give h = h0, c = c0. Gradients: x, h0, c0 and all parameters. f32, f64.
-/// Saved for the backward pass, per step and sequence, y included: 6 H values for none, 14 H with layer and 9 numbers of statistics (LSTM); with grad
-/// mode off only y and what some steps need. NaN and infinities in x beyond a sequence's length are not read; gradients there are exactly 0.
+/// Saved for the backward pass, per step and sequence, y included: 6 H values for none, 10 H with layer (on a GPU 14 H) and 9 numbers of statistics
+/// (LSTM); with grad mode off only y and what some steps need. NaN and infinities in x beyond a sequence's length are not read; gradients there are
+/// exactly 0.
 /// Throws Error for shapes, dtypes and devices that do not fit, parameters that the norm lacks or does not have, lengths out of range, a norm that
 /// the cell does not have, and batch statistics of fewer than two sequences.
 RecurrentResult recurrent(const Tensor& x, const Tensor& h0, const Tensor& c0, const RecurrentParameters& parameters,

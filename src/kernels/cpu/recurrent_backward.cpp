@@ -170,7 +170,7 @@ void walk_by_columns(const RecurrentBackward<T>& w) {
                                             w.parts.gain_c, w.parts.bias_c, k.data());
       for_rows([&](int64_t row, const BackwardRow<T>& r) HWY_ATTR {
         const T* const k_row = k.data() + row * hidden;
-        for_each_vector<T>(hidden, [&](auto v) HWY_ATTR { v.store(r.dh, argument_gradient(r, hidden, v, v.load(k_row))); });
+        for_each_vector<T>(hidden, [&](auto v) HWY_ATTR { v.store(r.dh, argument_gradient<T, TermNorm::none>(w, r, v, v.load(k_row), nullptr)); });
       });
       through(alive, hidden, step, s, c, w.parts.gain_c, w.dh, dc.data(), at.gain_c, at.bias_c);
       for_rows([&](int64_t row, const BackwardRow<T>& r) HWY_ATTR {

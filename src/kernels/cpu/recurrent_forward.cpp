@@ -78,20 +78,27 @@ struct SummedInputs {
   RecurrentParts<T> parts;
 };
 
-// From the summed inputs to the gates and c.
+// From the summed inputs to the gates and c; without K, to h as well, and with K o waits for it in y's place.
 template <class T, TermNorm norm>
 void lstm_gates(const RecurrentForward<T>& work, const ForwardRow<T>& r) {
   const int64_t hidden = work.spec.hidden;
   const SummedInputs<T, Cell::lstm, norm> in(work, r);
+  const bool waits = work.spec.normalise_c;
   for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
     const Vec<T> i = sigmoid(in.sum(at, 0)), f = sigmoid(in.sum(at, 1)), g = tanh(in.sum(at, 2)), o = sigmoid(in.sum(at, 3));
-    at.store(r.gates, i);
-    at.store(r.gates + hidden, f);
-    at.store(r.gates + 2 * hidden, g);
-    at.store(r.gates + 3 * hidden, o);
+    if (r.gates) {
+      at.store(r.gates, i);
+      at.store(r.gates + hidden, f);
+      at.store(r.gates + 2 * hidden, g);
+      at.store(r.gates + 3 * hidden, o);
+    }
     const Vec<T> c = hn::MulAdd(f, at.load(r.c), hn::Mul(i, g));
     at.store(r.c, c);
     if (r.raw_c) at.store(r.raw_c, c);
+    if (waits) return at.store(r.y, o);
+    const Vec<T> h = hn::Mul(o, tanh(c));
+    at.store(r.h, h);
+    at.store(r.y, h);
   });
 }
 
@@ -106,22 +113,17 @@ void measure_c(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int c
   measure_into<kGroup, T>(work.spec, work.spec.hidden, x, statistics);
 }
 
-// From c, or K(c) where it was formed already (k), to h.
+// From c, or K(c) where it was formed already (k), to h; o stands in y.
 template <class T>
 void lstm_output(const RecurrentForward<T>& work, const ForwardRow<T>& r, const T* k) {
-  const int64_t hidden = work.spec.hidden;
-  const T* const o = r.gates + 3 * hidden;
   const auto finish = [&](auto k_at) HWY_ATTR {
-    for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
-      const Vec<T> h = hn::Mul(at.load(o), tanh(k_at(at)));
+    for_each_vector<T>(work.spec.hidden, [&](auto at) HWY_ATTR {
+      const Vec<T> h = hn::Mul(at.load(r.y), tanh(k_at(at)));
       at.store(r.h, h);
       at.store(r.y, h);
     });
   };
-  if (k || !work.spec.normalise_c) {
-    const T* const c = k ? k : r.c;
-    return finish([=](auto at) HWY_ATTR { return at.load(c); });
-  }
+  if (k) return finish([=](auto at) HWY_ATTR { return at.load(k); });
   const Normaliser<T> x_hat(r.statistics + work.spec.statistics() - 3);
   const T *const gain = work.parts.gain_c, *const bias = work.parts.bias_c;
   finish([&](auto at) HWY_ATTR {
@@ -135,8 +137,8 @@ template <class T, TermNorm norm>
 void lstm_group(const RecurrentForward<T>& work, const ForwardRow<T>* rows, int count) {
   SummedInputs<T, Cell::lstm, norm>::measure(work, rows, count);
   for (int i = 0; i < count; ++i) lstm_gates<T, norm>(work, rows[i]);
-  if (norm == TermNorm::columns) return;  // the output waits for K
-  if (work.spec.normalise_c) measure_c(work, rows, count);
+  if (norm == TermNorm::columns || !work.spec.normalise_c) return;  // over columns, the output waits for K of all rows
+  measure_c(work, rows, count);
   for (int i = 0; i < count; ++i) lstm_output<T>(work, rows[i], nullptr);
 }
 

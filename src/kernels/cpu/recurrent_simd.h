@@ -18,6 +18,7 @@ namespace lamina::kernels::HWY_NAMESPACE {
 /// x-hat of a row: (x - mean) rstd + rest, where rest is what the mean's rounding lost.
 template <class T>
 struct Normaliser {
+  Normaliser() = default;
   explicit Normaliser(const T* statistics) : mean(set(statistics[0])), rstd(set(statistics[1])), rest(set(statistics[2])) {}
   HWY_INLINE Vec<T> operator()(Vec<T> x) const { return hn::MulAdd(hn::Sub(x, mean), rstd, rest); }
   Vec<T> mean, rstd, rest;
