@@ -37,10 +37,12 @@ void check_type(const detail::TensorImpl& impl) {
   if (impl.dtype != dtype_of<T>()) fail("tensor", "asked for {} data, but the tensor is {} {}", dtype_of<T>(), impl.dtype, impl.shape);
 }
 
-/// Copies between any two devices.
+/// Copies between any two devices. Two GPUs have a stream each: the host waits for what makes the source, and until the source may be given back.
 void move_across(Tensor& target, const Tensor& source) {
-  if (!source.device().is_cpu() && !target.device().is_cpu() && !(source.device() == target.device())) synchronize(source.device());
+  const bool between_gpus = !source.device().is_cpu() && !target.device().is_cpu() && !(source.device() == target.device());
+  if (between_gpus) synchronize(source.device());
   kernels::move(target.device().is_cpu() ? source.device() : target.device())->copy(target.nbytes(), source.raw_data(), target.mutable_raw_data());
+  if (between_gpus) synchronize(target.device());
 }
 
 void check_in_place(const detail::TensorImpl& impl, const char* op) {
