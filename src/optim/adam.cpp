@@ -27,21 +27,11 @@ void Adam::update(Device device, const void* state) {
   const kernels::AdamSpec spec{.beta1 = options_.beta1, .beta2 = options_.beta2, .eps = options_.eps, .decoupled = decoupled_};
   const auto run = [&](auto zero) {
     using T = decltype(zero);
-    Items<T> items(entries_.size());
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      const Entry& entry = entries_[i];
-      const detail::Gradient* gradient = gradient_of(*entry.parameter);
-      Tensor& p = entry.parameter->tensor();
-      if (!gradient || p.dtype() != dtype_of<T>()) continue;
-      follow(p, m_[i]);
-      follow(p, v_[i]);
-      kernels::OptimizerItem<T>& item = items.add(p, *gradient);
-      item.first = m_[i].mutable_data<T>();
-      item.second = v_[i].mutable_data<T>();
-      item.lr_factor = entry.lr_factor;
-      item.weight_decay = entry.weight_decay;
+    const Items<T> items(entries_, [&](size_t i, const Tensor& p, kernels::OptimizerItem<T>& item) {
+      item.first = follow(p, m_[i]).template mutable_data<T>();
+      item.second = follow(p, v_[i]).template mutable_data<T>();
       item.missed = missed_[i];
-    }
+    });
     if (!items.list.empty()) kernels::optimizer<T>(device)->adam(static_cast<const kernels::StepState*>(state), spec, items.list);
   };
   run(0.0F);

@@ -53,30 +53,36 @@ struct Items {
   std::vector<kernels::OptimizerItem<T>> list;
   std::vector<kernels::RankUpdate<T>> products;
 
-  explicit Items(size_t most) {
-    list.reserve(most);
-    products.reserve(most);  // their addresses must stay
-  }
-
-  /// The rest is for the optimiser to fill in.
-  kernels::OptimizerItem<T>& add(Tensor& p, const detail::Gradient& gradient) {
-    kernels::OptimizerItem<T>& item = list.emplace_back();
-    item.n = p.numel();
-    item.p = p.mutable_data<T>();
-    item.grad_scale = gradient.scale;
-    if (gradient.dense.defined())
-      item.g = gradient.dense.data<T>();
-    else
-      item.product = &products.emplace_back(rank_update<T>(gradient, p.shape()));
-    return item;
+  /// Of an optimiser's entries, those with a gradient whose parameter is a T; keep(i, parameter, item) fills in what the optimiser keeps for entry i.
+  template <class Entries, class F>
+  Items(const Entries& entries, F&& keep) {
+    list.reserve(entries.size());
+    products.reserve(entries.size());  // their addresses must stay
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const detail::Gradient* const gradient = gradient_of(*entries[i].parameter);
+      if (!gradient || entries[i].parameter->tensor().dtype() != dtype_of<T>()) continue;
+      Tensor& p = entries[i].parameter->tensor();
+      kernels::OptimizerItem<T>& item = list.emplace_back();
+      item.n = p.numel();
+      item.p = p.mutable_data<T>();
+      if (gradient->dense.defined())
+        item.g = gradient->dense.template data<T>();
+      else
+        item.product = &products.emplace_back(rank_update<T>(*gradient, p.shape()));
+      item.grad_scale = gradient->scale;
+      item.lr_factor = entries[i].lr_factor;
+      item.weight_decay = entries[i].weight_decay;
+      keep(i, p, item);
+    }
   }
 };
 
 /// Gives a moment the dtype and device of its parameter, which may have been cast or moved since; a fresh one is zero.
-inline void follow(const Tensor& parameter, Tensor& moment) {
+inline Tensor& follow(const Tensor& parameter, Tensor& moment) {
   if (!moment.defined()) moment = Tensor::zeros(parameter.shape(), parameter.dtype(), parameter.device());
   if (moment.dtype() != parameter.dtype()) moment = moment.cast(parameter.dtype());
   if (!(moment.device() == parameter.device())) moment = moment.to(parameter.device());
+  return moment;
 }
 
 /// Reads entries "<kind>.<index>" from a saved state and finally refuses what nobody asked for.

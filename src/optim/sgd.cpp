@@ -19,20 +19,11 @@ void SGD::update(Device device, const void* state) {
   const kernels::SgdSpec spec{.momentum = options_.momentum, .dampening = options_.dampening, .nesterov = options_.nesterov};
   const auto run = [&](auto zero) {
     using T = decltype(zero);
-    Items<T> items(entries_.size());
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      const Entry& entry = entries_[i];
-      const detail::Gradient* gradient = gradient_of(*entry.parameter);
-      Tensor& p = entry.parameter->tensor();
-      if (!gradient || p.dtype() != dtype_of<T>()) continue;
-      kernels::OptimizerItem<T>& item = items.add(p, *gradient);
-      item.lr_factor = entry.lr_factor;
-      item.weight_decay = entry.weight_decay;
-      if (options_.momentum == 0) continue;
-      follow(p, velocity_[i]);
-      item.first = velocity_[i].mutable_data<T>();
+    const Items<T> items(entries_, [&](size_t i, const Tensor& p, kernels::OptimizerItem<T>& item) {
+      if (options_.momentum == 0) return;
+      item.first = follow(p, velocity_[i]).template mutable_data<T>();
       item.fresh = steps_of(i) == 1;
-    }
+    });
     if (!items.list.empty()) kernels::optimizer<T>(device)->sgd(static_cast<const kernels::StepState*>(state), spec, items.list);
   };
   run(0.0F);
