@@ -31,7 +31,6 @@ std::vector<Kind> all_kinds() {
   return {{"lstm", {.cell = C::lstm}},
           {"lstm, K", {.cell = C::lstm, .normalise_c = true}},
           {"lstm, K carried", {.cell = C::lstm, .normalise_c = true, .carry = true}},
-          {"lstm terms", {.cell = C::lstm, .norm = N::terms}},
           {"lstm terms, K", {.cell = C::lstm, .norm = N::terms, .normalise_c = true}},
           {"lstm terms, K carried", {.cell = C::lstm, .norm = N::terms, .normalise_c = true, .carry = true}},
           {"lstm terms, K, no mean", {.cell = C::lstm, .norm = N::terms, .normalise_c = true, .centre = false}},
@@ -220,7 +219,8 @@ class Run {
     }
     give("y", w.y.data), give("h", w.h), give("c", w.c);
     if (!how_.keep) return;
-    give("gates", w.gates.data), give("raw_c", w.raw_c.data), give("n_term", w.n_term.data), give("statistics", w.statistics.data);
+    if (!spec_.makes_gates_anew()) give("gates", w.gates.data);  // else the CPU has none
+    give("raw_c", w.raw_c.data), give("n_term", w.n_term.data), give("statistics", w.statistics.data);
     for (const auto& [name, at] : {std::pair{"x", &x_columns_}, std::pair{"h", &h_columns_}, std::pair{"c", &c_columns_}}) {
       const std::string of = name;
       give((of + " mean").c_str(), at->mean), give((of + " shift").c_str(), at->shift);
