@@ -224,6 +224,7 @@ void check(const CLI::App& app, const Options& o) {
     if (app.count(option) > 0 && o.sample == 0) throw InputError(fmt::format("{}: needs --sample N", option));
   if (app.count("--checkpoint") > 0 && o.sample == 0 && o.predict.empty()) throw InputError("--checkpoint: needs --sample or --predict");
   if (modes == 0) check_training(app, o);
+  if (o.machine.cuda_graph && o.state_noise > 0) throw InputError("--cuda-graph: not with --state-noise, which is drawn anew for each step");
   if (o.threads > 1024) throw InputError(fmt::format("--threads: expected at most 1024, got {}", o.threads));
 }
 

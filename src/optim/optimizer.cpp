@@ -76,6 +76,8 @@ void Optimizer::set_steps(const std::vector<int64_t>& steps) {
 
 void Optimizer::queue_step(const QueuedStep& what) {
   const Device here = device().value_or(what.loss.defined() ? what.loss.device() : Device::cpu());
+  if (what.loss.defined() && !(what.loss.device() == here))
+    fail(name_, "loss: expected it on {} as the parameters, got {}; move it with to()", here, what.loss.device());
   memory_->prepare(here, {.t = steps_, .lr = lr_, .loss_sum = loss_start_});
   memory_->set_lr(lr_);
   inspect(here, what);

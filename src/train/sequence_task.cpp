@@ -49,8 +49,6 @@ void SequenceTask::next() { seek(epoch_, index_ + 1); }
 
 Task::Loss SequenceTask::loss() { return loss_of({batch_.x.to(device_), batch_.targets.to(device_)}); }
 
-bool SequenceTask::capturable() const { return model_.options().state_noise == 0 && training_.get(0, 0).lengths.empty(); }
-
 std::vector<Tensor> SequenceTask::inputs() { return {batch_.x, batch_.targets}; }
 
 Task::Loss SequenceTask::loss_of(const std::vector<Tensor>& inputs) {

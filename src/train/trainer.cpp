@@ -16,6 +16,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// Where a graph will not write.
+nn::StateDict copy_of(nn::StateDict state) {
+  for (auto& [name, tensor] : state) tensor = tensor.clone();
+  return state;
+}
+
 void check(const TrainerOptions& options) {
   const auto at_least = [](const char* name, auto value, auto least) {
     if (!(value >= least)) fail("trainer", "{}: expected at least {}, got {}", name, least, value);
@@ -122,7 +128,7 @@ void Trainer::train_epoch() {
 void Trainer::train_step() {
   if (options_.schedule.kind != optim::Schedule::Kind::constant || options_.schedule.warmup > 0)
     optimizer_.set_lr(base_lr_ * options_.schedule.factor(state_.step));
-  const bool waits = graph_ ? graph_step() : plain_step();
+  const bool waits = graph_ && task_.batch_capturable() ? graph_step() : plain_step();
   ++state_.step;
   ++state_.batch;
   const int64_t items = unread_.back().items;
@@ -137,15 +143,14 @@ bool Trainer::plain_step() {
   optimizer_.zero_grad();
   const Task::Loss loss = task_.loss();
   const bool on_cpu = loss.value.device().is_cpu();
-  unread_.push_back({loss.items, on_cpu ? nn::StateDict() : task_.state()});
+  unread_.push_back({loss.items, on_cpu ? nn::StateDict() : graph_ ? copy_of(task_.state()) : task_.state()});
   loss.value.backward();
   optimizer_.queue_step({loss.value, loss.items, options_.clip_norm});
   return on_cpu;
 }
 
 bool Trainer::graph_step() {
-  nn::StateDict carried = task_.state();
-  for (auto& [name, tensor] : carried) tensor = tensor.clone();  // the graph will write there
+  nn::StateDict carried = copy_of(task_.state());
   graph_->step();
   graph_steps_ = graph_->repeated();
   unread_.push_back({graph_->items(), std::move(carried)});

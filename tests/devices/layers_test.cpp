@@ -186,3 +186,17 @@ TEST_CASE("twenty steps of an LN-LSTM follow the CPU's") {
     });
   });
 }
+
+TEST_CASE("a queued step's loss is refused where the parameters are not") {
+  for (const bool swapped : {false, true}) {
+    const Device where = swapped ? Device::cpu() : device(), other = swapped ? device() : Device::cpu();
+    nn::Parameter p(Shape{3}, nn::init::normal(1));
+    p.draw(Rng(1));
+    p.to(where);
+    p.tensor().set_grad(Tensor::ones({3}, DType::f32, where));
+    Adam adam({&p});
+    CHECK_THROWS_WITH(adam.queue_step({.loss = Tensor::full({}, 1, DType::f32, other), .items = 1}),
+                      contains("[adam] loss: expected it on " + where.str() + " as the parameters, got " + other.str()));
+    CHECK(adam.progress().steps == 0);
+  }
+}

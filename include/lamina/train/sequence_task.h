@@ -37,8 +37,10 @@ class SequenceTask : public Task {
   int64_t batches() const override { return training_.batches; }
   void seek(int64_t epoch, int64_t batch) override;
   Loss loss() override;
-  /// With noise on the state no step is like another, and neither are batches of sequences of several lengths.
-  bool capturable() const override;
+  /// With noise on the state no step is like another.
+  bool capturable() const override { return model_.options().state_noise == 0; }
+  /// The lengths of sequences that differ are no tensor.
+  bool batch_capturable() const override { return batch_.lengths.empty(); }
   std::vector<Tensor> inputs() override;
   Loss loss_of(const std::vector<Tensor>& inputs) override;
   void next() override;

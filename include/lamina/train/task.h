@@ -51,6 +51,8 @@ class Task {
   // -- training with CUDA graphs, where a step of the same shapes is run again without calling loss(): for tasks whose loss depends on some tensors
 
   virtual bool capturable() const { return false; }
+  /// Whether the batch at hand is one of those: the step of another one runs as without graphs.
+  virtual bool batch_capturable() const { return true; }
   /// Of the batch at hand, on any device.
   virtual std::vector<Tensor> inputs() { return {}; }
   /// loss() from inputs that are where the model is.
