@@ -40,7 +40,7 @@ Matrix<T> transposed(const Matrix<T>& a) {
 /// the parts would cost more than they save.
 template <class T>
 int64_t depth_chunks(int64_t m, int64_t n, int64_t k) {
-  constexpr int64_t kLeastRows = 128;
+  constexpr int64_t kLeastRows = 256;
   return chunks_of<T>(m, n, [&](int64_t chunks) { return k >= chunks * kLeastRows && k >= chunks * m; });
 }
 
