@@ -42,9 +42,10 @@ void blas(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
 }
 
 /// Who computes a product, from what was seen on two Zen 4 cores (us, f32; skinny / blocked / OpenBLAS 0.3.21):
-///   x W^T, W [1000,784]:  8 rows  66 / 143 / 180,  24 rows 191 / 261 / 333,  64 rows 505 / 533 / 551,  128 rows  - / 1015 / 1042
-///   dy W,  W [784,1000]:  8 rows  80 / 108 / 153,  24 rows 232 / 225 / 295,  64 rows 544 / 523 / 535,  128 rows  - / 1011 / 1034
-///   dy^T x, [1000,784]:   8 rows  69 / 105 / 154,  24 rows 204 / 235 / 254,  64 rows   - / 555 / 548,  128 rows  - / 1063 / 1025
+///   x W^T,  W [1000,784]: 8 rows  77 / 145 / 200,  24 rows 197 / 253 / 342,  64 rows 518 / 479 / 619,  128 rows  - /  960 / 1174
+///   dy W,   W [1000,784]: 8 rows 123 / 153 / 195,  24 rows 428 / 283 / 339,  64 rows 913 / 537 / 633,  128 rows  - / 1084 / 1229
+///   dy^T x, [1000,784]:   8 rows  84 / 132 / 154,  24 rows 268 / 255 / 254,  64 rows   - / 567 / 548,  128 rows  - / 1071 / 1025
+/// (OpenBLAS in the last line in another, faster sitting.)
 /// The blocked products also leave a weight's rows with the core that updates them, which these times of single products do not show. Beyond some
 /// size a weight fits in no cache, and nothing is lost to BLAS.
 enum class By { skinny, blocked, blas };
