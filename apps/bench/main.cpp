@@ -179,6 +179,7 @@ int run(const Options& options) {
       print_profile(options, workload);
       continue;
     }
+    lamina::release_cached_memory(options.device);  // a workload starts as it would in a program of its own
     Row row = measure(workload, floor, options);
     if (peer) row.peer_us = peer->us.at(workload.name);
     print_row(options, row);

@@ -33,10 +33,10 @@ int run_grid(const Program& program, int argc, char** argv) {
   if (!options) return 0;
   if (options->threads > 0) set_num_threads(options->threads);
   const std::vector<Cell> cells = grid(*options);
+  const Data data = load_data(*options);
   // Every folder is looked at before the first run starts, so that nothing is found wrong hours later.
   std::vector<std::optional<Result>> finished;
-  for (const Cell& cell : cells) finished.push_back(finished_result(*options, cell));
-  const Data data = load_data(*options);
+  for (const Cell& cell : cells) finished.push_back(finished_result(*options, data, cell));
   std::error_code error;
   std::filesystem::create_directories(options->out, error);
   if (error) throw InputError(fmt::format("--out: cannot make the folder {}: {}", options->out, error.message()));

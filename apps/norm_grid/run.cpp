@@ -101,6 +101,24 @@ std::vector<Measure> measures(const Options& options) {
   return result;
 }
 
+// Model, optimiser, batches and task of a run.
+struct Parts {
+  nn::Sequential model;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  data::Loader batches;
+  train::Classification task;
+
+  Parts(const Options& options, const Data& data, const Cell& cell)
+      : model(make_model(options, cell, data.train.images.numel() / data.train.size())),
+        optimizer(make_optimizer(options, model)),
+        batches(data.train,
+                {.batch_size = cell.batch_size, .shuffle_seed = static_cast<uint64_t>(cell.seed), .scale = data.scale, .mean = data.mean}),
+        task(model, batches, {.device = options.device}) {
+    task.add_split("validation", data.validation);
+    task.add_split(options.comparison ? "training" : "test", data.second);  // the trainer's own rows are called "train"
+  }
+};
+
 // `waited`: epochs without a lower validation error when patience ended the run, else 0.
 train::Config as_config(const Result& result, int64_t waited) {
   train::Config config{{"epochs", result.epochs}, {"stopped_early", waited > 0}, {"waited", waited}};
@@ -145,7 +163,7 @@ double Result::operator[](std::string_view name) const {
   return found == values.end() ? std::nan("") : found->second;
 }
 
-std::optional<Result> finished_result(const Options& options, const Cell& cell) {
+std::optional<Result> finished_result(const Options& options, const Data& data, const Cell& cell) {
   const fs::path folder = fs::path(options.out) / cell.name();
   std::error_code ignored;
   if (fs::exists(folder, ignored) && !fs::is_directory(folder, ignored))
@@ -153,6 +171,10 @@ std::optional<Result> finished_result(const Options& options, const Cell& cell) 
   const std::optional<train::PastRun> run = train::find_run(folder, describe(options, cell));
   if (!run) return std::nullopt;
   if (!options.resume) throw InputError(fmt::format("{}: holds a run already; --resume continues it, or choose another --out", folder.string()));
+  if (const fs::path checkpoint = folder / "last.safetensors"; fs::exists(checkpoint)) {  // throws when it belongs to another run, or to other data
+    Parts parts(options, data, cell);
+    train::Trainer(parts.task, *parts.optimizer).resume(checkpoint);
+  }
   const double epochs = cli::number(run->results, "epochs");
   const bool out_of_patience = options.patience > 0 && cli::number(run->results, "waited") >= static_cast<double>(options.patience);
   if (run->status != "finished" || !(epochs >= static_cast<double>(options.epochs) || out_of_patience)) {
@@ -166,10 +188,7 @@ std::optional<Result> finished_result(const Options& options, const Cell& cell) 
 
 std::optional<Result> run_cell(const Options& options, const Data& data, const Cell& cell, train::Progress& progress) {
   const fs::path folder = fs::path(options.out) / cell.name();
-  nn::Sequential model = make_model(options, cell, data.train.images.numel() / data.train.size());
-  const std::unique_ptr<optim::Optimizer> optimizer = make_optimizer(options, model);
-  data::Loader batches(data.train,
-                       {.batch_size = cell.batch_size, .shuffle_seed = static_cast<uint64_t>(cell.seed), .scale = data.scale, .mean = data.mean});
+  Parts parts(options, data, cell);
 
   train::TrainerOptions training;
   training.epochs = options.epochs;
@@ -182,14 +201,11 @@ std::optional<Result> run_cell(const Options& options, const Data& data, const C
   training.folder = folder;
   training.progress = &progress;
   if (nn::NormSpec(cell.norm).couples_batch() && options.bn_eval == "population")
-    training.before_evaluation = [&] { population_pass(model, batches, options.device); };
+    training.before_evaluation = [&] { population_pass(parts.model, parts.batches, options.device); };
 
   train::RunLog log(folder, describe(options, cell));
   training.log = &log;
-  train::Classification task(model, batches, {.device = options.device});
-  task.add_split("validation", data.validation);
-  task.add_split(options.comparison ? "training" : "test", data.second);  // the trainer's own rows are called "train"
-  train::Trainer trainer(task, *optimizer, training);
+  train::Trainer trainer(parts.task, *parts.optimizer, training);
   cli::continue_run(trainer, folder, progress);
   log.start(trainer.state().step);
   std::optional<Result> result;

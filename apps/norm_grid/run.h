@@ -30,8 +30,8 @@ struct Result {
 };
 
 /// What the cell's folder says when its run is finished and has as many epochs as asked for; nothing when it must be run. Throws InputError when the
-/// folder holds another run, or a run at all without --resume.
-std::optional<Result> finished_result(const Options& options, const Cell& cell);
+/// folder holds another run, a run on other data, or a run at all without --resume.
+std::optional<Result> finished_result(const Options& options, const Data& data, const Cell& cell);
 
 /// Trains, from the last checkpoint on if there is one. Nothing when a signal stopped it: it is saved.
 std::optional<Result> run_cell(const Options& options, const Data& data, const Cell& cell, train::Progress& progress);

@@ -1,6 +1,7 @@
 #include "train_lstm/options.h"
 
 #include <algorithm>
+#include <map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -217,13 +218,32 @@ void check_training(const CLI::App& app, const Options& o) {
   named("--schedule", [&] { optim::Schedule::parse(o.schedule); });
 }
 
+// A model that is used says itself what it is: an option that would do nothing is refused. (Those of a --config file may belong to its training.)
+void check_use(const CLI::App& app, const std::string& mode) {
+  static const std::map<std::string, std::vector<std::string>> used{
+      {"--eval", {"FILE", "--data", "--seed", "--json"}},
+      {"--predict", {"--checkpoint"}},
+      {"--sample", {"--checkpoint", "--seed", "--temperature", "--prompt"}},
+  };
+  static const std::vector<std::string> always{"--out", "--device", "--tf32", "--threads"};
+  if (app.count("--config") > 0) return;
+  for (const CLI::Option* option : app.get_options([](const CLI::Option* o) { return o->count() > 0; })) {
+    const std::string name = option->get_name();
+    if (name != mode && std::ranges::count(used.at(mode), name) == 0 && std::ranges::count(always, name) == 0)
+      throw InputError(fmt::format("{}: would do nothing with {}", name, mode));
+  }
+}
+
 void check(const CLI::App& app, const Options& o) {
   const int modes = !o.eval.empty() + !o.predict.empty() + (o.sample > 0);
   if (modes > 1) throw InputError("--eval, --predict and --sample: expected one of them");
   for (const char* option : {"--temperature", "--prompt"})
     if (app.count(option) > 0 && o.sample == 0) throw InputError(fmt::format("{}: needs --sample N", option));
   if (app.count("--checkpoint") > 0 && o.sample == 0 && o.predict.empty()) throw InputError("--checkpoint: needs --sample or --predict");
-  if (modes == 0) check_training(app, o);
+  if (modes == 0)
+    check_training(app, o);
+  else
+    check_use(app, !o.eval.empty() ? "--eval" : !o.predict.empty() ? "--predict" : "--sample");
   if (o.machine.cuda_graph && o.state_noise > 0) throw InputError("--cuda-graph: not with --state-noise, which is drawn anew for each step");
   if (o.threads > 1024) throw InputError(fmt::format("--threads: expected at most 1024, got {}", o.threads));
 }

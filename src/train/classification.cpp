@@ -69,14 +69,16 @@ Scores Classification::evaluate(size_t split) {
 
 Metadata Classification::describe() const {
   const data::LoaderOptions& options = batches_.options();
-  return {{"data.examples", to_text(batches_.dataset().size())},
-          {"data.examples_crc32", fmt::format("{:08x}", batches_.data_checksum())},
-          {"data.batch_size", to_text(options.batch_size)},
-          {"data.shuffle", options.shuffle ? "true" : "false"},
-          {"data.shuffle_seed", to_text(options.shuffle_seed)},
-          {"data.drop_last", options.drop_last ? "true" : "false"},
-          {"data.scale", to_text(options.scale)},
-          {"data.mean", to_text(options.mean)}};
+  Metadata described{{"data.examples", to_text(batches_.dataset().size())},
+                     {"data.examples_crc32", fmt::format("{:08x}", batches_.data_checksum())},
+                     {"data.batch_size", to_text(options.batch_size)},
+                     {"data.shuffle", options.shuffle ? "true" : "false"},
+                     {"data.shuffle_seed", to_text(options.shuffle_seed)},
+                     {"data.drop_last", options.drop_last ? "true" : "false"},
+                     {"data.scale", to_text(options.scale)},
+                     {"data.mean", to_text(options.mean)}};
+  for (const Split& split : splits_) described[split_key(split.name)] = fmt::format("{:08x}", split.batches->data_checksum());
+  return described;
 }
 
 }  // namespace lamina::train

@@ -78,12 +78,14 @@ std::string LanguageTask::summary(const Scores& scores) const {
 
 Metadata LanguageTask::describe() const {
   const data::TextBatchesOptions& options = batches_.options();
-  return {{"data.symbols", to_text(batches_.text().size())},
-          {"data.symbols_crc32", fmt::format("{:08x}", data::checksum(batches_.text()))},
-          {"data.vocabulary", vocabulary_.str()},
-          {"data.batch_size", to_text(options.batch_size)},
-          {"data.steps", to_text(options.steps)},
-          {"data.seed", to_text(options.seed)}};
+  Metadata described{{"data.symbols", to_text(batches_.text().size())},
+                     {"data.symbols_crc32", fmt::format("{:08x}", data::checksum(batches_.text()))},
+                     {"data.vocabulary", vocabulary_.str()},
+                     {"data.batch_size", to_text(options.batch_size)},
+                     {"data.steps", to_text(options.steps)},
+                     {"data.seed", to_text(options.seed)}};
+  for (const auto& [name, text] : splits_) described[split_key(name)] = fmt::format("{:08x}", data::checksum(text));
+  return described;
 }
 
 nn::StateDict LanguageTask::state() const {

@@ -66,6 +66,13 @@ std::vector<std::string> SequenceTask::scores() const {
   return classes_ ? std::vector<std::string>{"nll", "error"} : std::vector<std::string>{"mse"};
 }
 
+Metadata SequenceTask::describe() const {
+  Metadata described = training_.describe;
+  for (const auto& [name, source] : splits_)
+    if (const auto crc = source.describe.find("data.sequences_crc32"); crc != source.describe.end()) described[split_key(name)] = crc->second;
+  return described;
+}
+
 Scores SequenceTask::evaluate(size_t split) { return evaluate_sequences(model_, splits_[split].second, device_); }
 
 Tensor outputs_of(SequenceModel& model, const data::SequenceBatch& batch, Device device) {

@@ -16,6 +16,9 @@ std::string to_text(T value) {
   return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
+/// Where a task's description holds the checksum of a split's data.
+inline std::string split_key(const std::string& split) { return "data." + split + "_crc32"; }
+
 Metadata write_state(const TrainState& state, const Task& task);
 
 /// Throws InputError when the metadata is incomplete, or describes another task (other data, another batch size, ...) or other splits than `task`

@@ -318,6 +318,18 @@ TEST_CASE("a damaged or foreign checkpoint is refused on resume and left alone (
   CHECK(get(out / "batch-n16-s1/metrics.csv") == csv);
 }
 
+TEST_CASE("a finished run is not shown for other data of the same size", "[apps]") {
+  const TempDir work;
+  fs::copy(data_dir(), work / "data", fs::copy_options::recursive);
+  std::vector<std::string> options = small(work / "run");
+  options[1] = (work / "data").string();
+  REQUIRE(run(options).code == 0);
+  options.push_back("--resume");
+  CHECK(run(options).code == 0);
+  put_images(work / "data", "t10k", test_count, 3);
+  check_refused(run(options), "belongs to another run: data.test_crc32 is ");
+}
+
 TEST_CASE("stopped by SIGINT or SIGTERM it saves, says so, and resumes bitwise (G04)", "[apps]") {
   const TempDir out;
   const std::vector<std::string> options{"--epochs", "10", "--batch-sizes", "4", "--eval-every", "50"};

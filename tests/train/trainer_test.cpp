@@ -101,11 +101,11 @@ TEST_CASE("a checkpoint of other batches or splits is refused, and another threa
   Session(dir / "run", {.epochs = 1}).trainer->fit();
   nn::Sequential model = small_model();
   optim::Adam adam(model.parameters());
-  const auto resume = [&](const data::Dataset& dataset, data::LoaderOptions options, bool splits = true) {
+  const auto resume = [&](const data::Dataset& dataset, data::LoaderOptions options, bool splits = true, uint64_t test_seed = 3) {
     data::Loader batches(dataset, options);
     Classification task(model, batches, {.device = test::device()});
     if (splits) task.add_split("validation", small_data(21, 2));
-    if (splits) task.add_split("test", small_data(30, 3));
+    if (splits) task.add_split("test", small_data(30, test_seed));
     Trainer trainer(task, adam);
     return trainer.resume(dir / "run/last.safetensors");
   };
@@ -115,6 +115,7 @@ TEST_CASE("a checkpoint of other batches or splits is refused, and another threa
   CHECK_THROWS_WITH(resume(small_data(50, 1), {.batch_size = 8, .shuffle_seed = 5}), contains("data.examples is 53 there, 50 here"));
   CHECK_THROWS_WITH(resume(small_data(53, 4), {.batch_size = 8, .shuffle_seed = 5}), contains("data.examples_crc32 is "));
   CHECK_THROWS_WITH(resume(small_data(53, 1), {.batch_size = 8, .shuffle_seed = 5}, false), contains("train.splits is validation,test there"));
+  CHECK_THROWS_WITH(resume(small_data(53, 1), {.batch_size = 8, .shuffle_seed = 5}, true, 4), contains("data.test_crc32 is "));
   const int threads = num_threads();
   set_num_threads(threads + 1);
   const std::string warning = resume(small_data(53, 1), {.batch_size = 8, .shuffle_seed = 5});

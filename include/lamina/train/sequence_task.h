@@ -48,7 +48,7 @@ class SequenceTask : public Task {
   std::vector<std::string> scores() const override;
   std::string judged_by() const override { return classes_ ? "error" : "mse"; }
   Scores evaluate(size_t split) override;
-  Metadata describe() const override { return training_.describe; }
+  Metadata describe() const override;
 
  private:
   SequenceModel& model_;
