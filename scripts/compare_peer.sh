@@ -27,7 +27,7 @@ if [[ -z $python ]]; then
   scripts/install_deps.sh --group peer
   python=/usr/bin/python3
 fi
-scripts/build.sh release
+scripts/build.sh release --target bench
 
 # Debian's alternatives may choose the pthread flavour, which is about 2x slower under OpenMP and would flatter us.
 flavour=$(compgen -G '/usr/lib/*/openblas-openmp' | head -n 1 || true)
