@@ -21,7 +21,7 @@ while (($#)); do
   esac
   shift
 done
-suites=(cuda_tests device_tests ops_tests autograd_tests nn_tests optim_tests train_tests)
+suites=(cuda_tests device_tests tensor_tests ops_tests autograd_tests nn_tests optim_tests train_tests)
 build=build/cuda
 
 build_all() {
