@@ -9,7 +9,6 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -40,6 +39,8 @@ namespace {
 constexpr int64_t alignment = 64;
 constexpr int64_t huge_page = int64_t{2} << 20;
 constexpr int64_t largest = int64_t{1} << 47;  // more than any machine has; keeps the class arithmetic from overflowing
+
+constexpr size_t class_count = 192;
 
 // Size classes: four steps per power of two (64, 80 -> 128, ...), so that at most a quarter of a buffer is waste.
 struct SizeClass {
@@ -93,6 +94,22 @@ bool keeps(Device device) {
   const char* const wish = std::getenv("LAMINA_CUDA_POOL");
   return device.is_cpu() || !wish || std::string_view(wish) != "0";
 }
+
+/// Of buffers that are got from now on: how many of each class there are, and have been at once.
+struct Count {
+  void add(void* pointer, size_t index) {
+    live[pointer] = index;
+    most[index] = std::max(most[index], ++now[index]);
+  }
+  void remove(void* pointer) {
+    const auto found = live.find(pointer);
+    if (found == live.end()) return;
+    --now[found->second];
+    live.erase(found);
+  }
+  std::unordered_map<void*, size_t> live;
+  std::array<int64_t, class_count> now{}, most{};
+};
 
 /// The buffers of one device. Those of a GPU are used by one stream, so that a buffer can be handed on before the work on it is done.
 class Pool {
@@ -181,23 +198,7 @@ class Pool {
   }
 
  private:
-  using Lists = std::array<std::vector<void*>, 192>;
-
-  /// Of buffers that are got from now on: how many of each class there are, and have been at once.
-  struct Count {
-    void add(void* pointer, size_t index) {
-      live[pointer] = index;
-      most[index] = std::max(most[index], ++now[index]);
-    }
-    void remove(void* pointer) {
-      const auto found = live.find(pointer);
-      if (found == live.end()) return;
-      --now[found->second];
-      live.erase(found);
-    }
-    std::unordered_map<void*, size_t> live;
-    std::array<int64_t, std::tuple_size_v<Lists>> now{}, most{};
-  };
+  using Lists = std::array<std::vector<void*>, class_count>;
 
   /// Null when there is none.
   void* take(Lists& lists, size_t index) {
