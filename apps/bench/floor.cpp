@@ -47,9 +47,10 @@ bool Floor::machine_is_busy() {
 double Floor::flop_seconds(const Work& work) { return work.flops == 0 ? 0 : work.flops / peak_flops(); }
 
 double Floor::move_seconds(const Work& work) {
-  double sum = 0;
-  for (const Sweep& sweep : work.sweeps) sum += sweep_seconds(sweep);
-  return sum;
+  for (const auto& [known, seconds] : known_)
+    if (known == work.sweeps) return seconds;
+  const double seconds = work.sweeps.empty() ? 0 : device_.is_cpu() ? time_sweeps(work.sweeps) : time_copies(work.sweeps);
+  return known_.emplace_back(work.sweeps, seconds).second;
 }
 
 namespace {
@@ -100,34 +101,43 @@ void walk(const Arrays& arrays, int64_t begin, int64_t end, float& sink) {
 
 }  // namespace
 
-double Floor::time_sweep(const Sweep& sweep) const {
-  const int64_t n = sweep.bytes / 4;
-  if (!device_.is_cpu()) {
-    const int64_t moved = n * (sweep.reads + sweep.writes + 2 * sweep.updates);
-    const Tensor from = Tensor::ones({moved / 2}, DType::f32, device_);
-    Tensor to = Tensor::empty(from.shape(), DType::f32, device_);
-    return time_burst([&] { to.copy_(from); }, repeat_, device_).seconds;
-  }
+double Floor::time_sweeps(const std::vector<Sweep>& sweeps) const {
+  std::vector<int64_t> sizes;
+  for (const Sweep& sweep : sweeps)
+    for (const auto* numbers : {&sweep.reads, &sweep.writes, &sweep.updates})
+      for (const size_t i : *numbers) {
+        if (i >= sizes.size()) sizes.resize(i + 1);
+        sizes[i] = std::max(sizes[i], sweep.bytes / 4);
+      }
   std::vector<Tensor> tensors;
-  Arrays arrays;
-  const auto array = [&] { return tensors.emplace_back(Tensor::ones({n})).mutable_data<float>(); };
-  for (int i = 0; i < sweep.reads; ++i) arrays.reads.push_back(array());
-  for (int i = 0; i < sweep.writes; ++i) arrays.writes.push_back(array());
-  for (int i = 0; i < sweep.updates; ++i) arrays.updates.push_back(array());
+  for (const int64_t n : sizes) tensors.push_back(Tensor::ones({n}));
+  const auto array = [&](size_t i) { return tensors[i].mutable_data<float>(); };
+  std::vector<Arrays> arrays(sweeps.size());
+  for (size_t s = 0; s < sweeps.size(); ++s) {
+    for (const size_t i : sweeps[s].reads) arrays[s].reads.push_back(array(i));
+    for (const size_t i : sweeps[s].writes) arrays[s].writes.push_back(array(i));
+    for (const size_t i : sweeps[s].updates) arrays[s].updates.push_back(array(i));
+  }
   constexpr size_t apart = 16;  // sinks in cache lines of their own
   std::vector<float> sinks(static_cast<size_t>(num_threads()) * apart);
-  const auto sweep_once = [&] {
-    parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
-      walk(arrays, begin, end, sinks[static_cast<size_t>(begin * num_threads() / std::max<int64_t>(n, 1)) * apart]);
-    });
+  const auto sweep_all = [&] {
+    for (size_t s = 0; s < sweeps.size(); ++s) {
+      const int64_t n = sweeps[s].bytes / 4;
+      parallel_for(n, 16384, [&](int64_t begin, int64_t end) {
+        walk(arrays[s], begin, end, sinks[static_cast<size_t>(begin * num_threads() / std::max<int64_t>(n, 1)) * apart]);
+      });
+    }
   };
-  return time_burst(sweep_once, repeat_, device_).seconds;
+  return time_burst(sweep_all, repeat_, device_).seconds;
 }
 
-double Floor::sweep_seconds(const Sweep& sweep) {
-  for (const auto& [known, seconds] : known_)
-    if (known == sweep) return seconds;
-  return known_.emplace_back(sweep, time_sweep(sweep)).second;
+double Floor::time_copies(const std::vector<Sweep>& sweeps) const {
+  int64_t moved = 0;
+  for (const Sweep& sweep : sweeps)
+    moved += sweep.bytes / 4 * static_cast<int64_t>(sweep.reads.size() + sweep.writes.size() + 2 * sweep.updates.size());
+  const Tensor from = Tensor::ones({moved / 2}, DType::f32, device_);
+  Tensor to = Tensor::empty(from.shape(), DType::f32, device_);
+  return time_burst([&] { to.copy_(from); }, repeat_, device_).seconds;
 }
 
 void Floor::measure_again() {

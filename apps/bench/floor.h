@@ -1,6 +1,7 @@
 #pragma once
 // The floor of a workload: its necessary floating-point operations at the peak GEMM rate (1024^3 in the same run), plus the time of plain loops
-// that make its necessary reads and writes at the same footprint in the same run. On a GPU: of copies that move as many bytes.
+// that make its necessary reads and writes at the same footprint in the same run: all sweeps in turn, over arrays that stand for the workload's. On a
+// GPU: of copies that move as many bytes.
 
 #include <cstdint>
 #include <vector>
@@ -9,11 +10,11 @@
 
 namespace bench {
 
-/// One sweep over memory: `reads` and `writes` count arrays of `bytes` each that are only read or only written; `updates` those read, changed and
-/// written back.
+/// One sweep over the first `bytes` of some of the workload's arrays, which have numbers from 0 on: `reads` and `writes` are only read or only
+/// written, `updates` are read, changed and written back.
 struct Sweep {
   int64_t bytes = 0;
-  int reads = 0, writes = 0, updates = 0;
+  std::vector<size_t> reads, writes, updates;
   bool operator==(const Sweep&) const = default;
 };
 
@@ -45,14 +46,14 @@ class Floor {
   void measure_again();
 
  private:
-  double sweep_seconds(const Sweep& sweep);
-  double time_sweep(const Sweep& sweep) const;
+  double time_sweeps(const std::vector<Sweep>& sweeps) const;
+  double time_copies(const std::vector<Sweep>& sweeps) const;
   Timing measure_peak() const;
 
   int repeat_, cores_;
   lamina::Device device_;
   Timing peak_;
-  std::vector<std::pair<Sweep, double>> known_;
+  std::vector<std::pair<std::vector<Sweep>, double>> known_;
 };
 
 double wall_seconds();

@@ -78,6 +78,8 @@ Workload both(const std::string& name, const Work& work, const Shape& shape, Dev
           }};
 }
 
+enum Arrays : size_t { x, y, dy, dx };
+
 struct Norms {
   Device device;
   std::vector<Workload> all = {};
@@ -85,15 +87,16 @@ struct Norms {
   // x -> y; backward x, dy -> dx. A row is in the nearest cache when it is needed again.
   void rows(const std::string& name, const Shape& shape, const Make& make) {
     const int64_t bytes = 4 * shape.numel();
-    all.push_back(forward(name, {0, {{bytes, 1, 1, 0}}}, shape, device, make));
-    all.push_back(both(name, {0, {{bytes, 1, 1, 0}, {bytes, 2, 1, 0}}}, shape, device, make));
+    all.push_back(forward(name, {0, {{bytes, {x}, {y}, {}}}}, shape, device, make));
+    all.push_back(both(name, {0, {{bytes, {x}, {y}, {}}, {bytes, {x, dy}, {dx}, {}}}}, shape, device, make));
   }
 
   // The statistics need a pass of their own: x, then x -> y; backward x and dy, then x, dy -> dx.
   void channels(const std::string& name, const Shape& shape, const Make& make) {
     const int64_t bytes = 4 * shape.numel();
-    all.push_back(forward(name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}}}, shape, device, make));
-    all.push_back(both(name, {0, {{bytes, 1, 0, 0}, {bytes, 1, 1, 0}, {bytes, 2, 0, 0}, {bytes, 2, 1, 0}}}, shape, device, make));
+    all.push_back(forward(name, {0, {{bytes, {x}, {}, {}}, {bytes, {x}, {y}, {}}}}, shape, device, make));
+    all.push_back(
+        both(name, {0, {{bytes, {x}, {}, {}}, {bytes, {x}, {y}, {}}, {bytes, {x, dy}, {}, {}}, {bytes, {x, dy}, {dx}, {}}}}, shape, device, make));
   }
 };
 

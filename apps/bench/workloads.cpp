@@ -14,6 +14,12 @@ using namespace lamina;
 
 namespace {
 
+enum Arrays : size_t { parameter, first_moment, second_moment, gradient };
+
+Sweep adam_sweep(int64_t parameters, bool reads_gradient = false) {
+  return {4 * parameters, reads_gradient ? std::vector<size_t>{gradient} : std::vector<size_t>{}, {}, {parameter, first_moment, second_moment}};
+}
+
 // The paper's MLP, one training step. Its floor: every product's operations (no gradient for the images), each weight read once forward and, but for
 // the first layer, once backward, and the update's parameters and moments read and written once. The weight gradient need not exist in memory.
 Workload mlp_step(const std::string& norm, int64_t batch, bool adam, Device device) {
@@ -26,8 +32,9 @@ Workload mlp_step(const std::string& norm, int64_t batch, bool adam, Device devi
     parameters += weights + sizes[i + 1] * (norm == "none" || i + 2 == sizes.size() ? 1 : 3);
     if (i > 0) backward_weights += weights;
   }
+  const Sweep update = adam ? adam_sweep(parameters) : Sweep{4 * parameters, {}, {}, {parameter}};
   const Work work{2.0 * static_cast<double>(batch) * products,
-                  {{4 * parameters, 0, 0, adam ? 3 : 1}, {4 * parameters, 1, 0, 0}, {4 * backward_weights, 1, 0, 0}}};
+                  {{4 * parameters, {parameter}, {}, {}}, {4 * backward_weights, {parameter}, {}, {}}, update}};
   const auto make = [=]() -> std::function<void()> {
     struct State {
       nn::Sequential model;
@@ -59,7 +66,7 @@ Workload mlp_step(const std::string& norm, int64_t batch, bool adam, Device devi
 Workload recurrent_step(const std::string& norm, int64_t T, int64_t N, int64_t C, int64_t H, Device device) {
   const int64_t parameters = 4 * H * (C + H) + 8 * H + (norm == "none" ? 0 : 10 * H);
   const double per_row = 2.0 * static_cast<double>(4 * H * N);
-  const Work work{per_row * static_cast<double>(2 * T * C + 3 * (T - 1) * H), {{4 * parameters, 1, 0, 3}}};
+  const Work work{per_row * static_cast<double>(2 * T * C + 3 * (T - 1) * H), {adam_sweep(parameters, true)}};
   const auto make = [=]() -> std::function<void()> {
     struct State {
       nn::LSTM model;
@@ -96,7 +103,7 @@ Workload adam_update(int64_t n, Device device) {
     state->adam = std::make_unique<optim::Adam>(std::vector<nn::Parameter*>{&state->p}, optim::AdamOptions{.lr = 1e-3});
     return [state] { state->adam->step(); };
   };
-  return {"op/adam-10m", {0, {{4 * n, 1, 0, 3}}}, make};
+  return {"op/adam-10m", {0, {adam_sweep(n, true)}}, make};
 }
 
 }  // namespace
