@@ -56,12 +56,16 @@ std::vector<ChannelNorm> channel_shapes() {
           {.batch = 3, .channels = 5},
           {.batch = 33, .channels = 300},
           {.batch = 129, .channels = 31},
+          {.batch = 70, .channels = 520},
+          {.batch = 130, .channels = 1000},
           {.batch = 300, .channels = 600},
           {.batch = 2, .channels = 3, .space = 2},
           {.batch = 5, .channels = 20, .space = 49},
           {.batch = 40, .channels = 3, .space = 33},
           {.batch = 1, .channels = 2, .space = 1000},
-          {.batch = 9, .channels = 16, .space = 16}};
+          {.batch = 9, .channels = 16, .space = 16},
+          {.batch = 35, .channels = 24, .space = 400},
+          {.batch = 3, .channels = 40, .space = 2500}};
 }
 
 }  // namespace

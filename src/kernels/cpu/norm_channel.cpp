@@ -27,11 +27,13 @@ namespace {
 template <class T>
 void find_origins(const ChannelNorm& spec, const Piece& p, const T* x, T* origin) {
   if (spec.space > 1) {
-    const T* const run = x + offset_of(spec, 0, p.c);
-    const Vec<T> first = set(run[0]);
-    const int64_t n = std::min<int64_t>(spec.space, 1024);
-    const auto s = sums<T, 1>(n, [&](auto at) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(run), first)}}; });
-    origin[p.c] = run[0] + static_cast<T>(s[0] / static_cast<double>(n));
+    for (int64_t c = p.c; c < p.c + p.width; ++c) {
+      const T* const run = x + offset_of(spec, 0, c);
+      const Vec<T> first = set(run[0]);
+      const int64_t n = std::min<int64_t>(spec.space, 1024);
+      const auto s = sums<T, 1>(n, [&](auto at) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(run), first)}}; });
+      origin[c] = run[0] + static_cast<T>(s[0] / static_cast<double>(n));
+    }
     return;
   }
   const int64_t rows = std::min<int64_t>(spec.batch, 16);
@@ -70,18 +72,18 @@ struct ChannelStatistics {
   // From the sums about `origin`, which may be `mean`; they are used up. Whether an origin was further from its mean than the deviation, so that
   // digits were lost. Loops of one kind of work, so that they become vector code: a division a channel is not small beside 128 rows.
   bool finish(const Piece& p, const T* origin, double* totals) const {
-    const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+    const double count = static_cast<double>(spec.batch * spec.space), by_count = 1 / count, by_freedom = 1 / (count - (spec.unbiased ? 1 : 0));
     double *const offset = totals, *const squares = totals + p.stride;
     int64_t far = 0;
     if (spec.divide) {
       for (int64_t i = 0; i < p.width; ++i) {
-        const double mean_offset = offset[i] / count, about_origin = mean_offset * offset[i], about_mean = squares[i] - about_origin;
+        const double mean_offset = offset[i] * by_count, about_origin = mean_offset * offset[i], about_mean = squares[i] - about_origin;
         far += about_origin > about_mean;
-        squares[i] = (about_mean < 0 ? 0 : about_mean) / freedom;
+        squares[i] = (about_mean < 0 ? 0 : about_mean) * by_freedom;
         offset[i] = mean_offset;
       }
     } else {
-      for (int64_t i = 0; i < p.width; ++i) offset[i] /= count;
+      for (int64_t i = 0; i < p.width; ++i) offset[i] *= by_count;
     }
     for (int64_t i = 0; i < p.width; ++i) {
       const double exact = static_cast<double>(origin[p.c + i]) + offset[i];
@@ -112,7 +114,7 @@ struct ChannelStatistics {
   }
 
   void all() const {
-    const Cut cut(spec);
+    const Cut cut(spec, sizeof(T));
     const Scratch<T> origins(spec.channels);
     if (!spec.divide) std::fill(rstd, rstd + spec.channels, T{1});
     if (cut.groups == 1) {
@@ -182,19 +184,19 @@ struct ChannelBackward {
 
   // In loops as ChannelStatistics::finish has them.
   void finish(const Piece& p, double* totals) const {
-    const double count = static_cast<double>(spec.batch * spec.space), freedom = count - (spec.unbiased ? 1 : 0);
+    const double count = static_cast<double>(spec.batch * spec.space), by_count = 1 / count, by_freedom = 1 / (count - (spec.unbiased ? 1 : 0));
     const bool centred = !given_statistics, divided = spec.divide;
     double *const sum = totals, *const product = totals + p.stride, *const offset = totals + 2 * p.stride;
     if (dbias)
       for (int64_t i = 0; i < p.width; ++i) dbias[p.c + i] = static_cast<T>(sum[i]);
     if (centring_alone()) {
-      for (int64_t i = 0; i < p.width; ++i) constant[p.c + i] = static_cast<T>(-sum[i] / count);
+      for (int64_t i = 0; i < p.width; ++i) constant[p.c + i] = static_cast<T>(-sum[i] * by_count);
       return;
     }
     for (int64_t i = 0; i < p.width; ++i) {
-      const double mean_offset = centred ? offset[i] / count : 0, dy_mean = sum[i] / count;
+      const double mean_offset = centred ? offset[i] * by_count : 0, dy_mean = sum[i] * by_count;
       product[i] -= mean_offset * sum[i];
-      sum[i] = divided ? product[i] / freedom : 0;
+      sum[i] = divided ? product[i] * by_freedom : 0;
       offset[i] = mean_offset * sum[i] - dy_mean;
     }
     for (int64_t i = 0; i < p.width; ++i) {
@@ -210,18 +212,19 @@ struct ChannelBackward {
   void make_dx(Walk walk) const {
     if (given_statistics)
       return walk([&](auto channel) HWY_ATTR {
-        return [dy = dy, dx = dx, s = channel(scale)](int64_t start, auto at) HWY_ATTR { at.store(dx + start, hn::Mul(s, at.load(dy + start))); };
+        return [dy = dy, dx = dx, s = channel(scale)](int64_t start, auto at)
+                   HWY_ATTR { at.store_result(dx + start, hn::Mul(s, at.load(dy + start))); };
       });
     if (!spec.divide)
       return walk([&](auto channel) HWY_ATTR {
         return [dy = dy, dx = dx, s = channel(scale), k = channel(constant)](int64_t start, auto at)
-                   HWY_ATTR { at.store(dx + start, hn::Mul(s, hn::Add(at.load(dy + start), k))); };
+                   HWY_ATTR { at.store_result(dx + start, hn::Mul(s, hn::Add(at.load(dy + start), k))); };
       });
     walk([&](auto channel) HWY_ATTR {
       return [x = x, dy = dy, dx = dx, m = channel(mean), r = channel(rstd), s = channel(scale), k = channel(constant), g = channel(gain_mean)](
                  int64_t start, auto at) HWY_ATTR {
         const Vec<T> d = hn::Mul(hn::Sub(at.load(x + start), m), r);
-        at.store(dx + start, hn::Mul(s, hn::NegMulAdd(d, g, hn::Add(at.load(dy + start), k))));
+        at.store_result(dx + start, hn::Mul(s, hn::NegMulAdd(d, g, hn::Add(at.load(dy + start), k))));
       };
     });
   }
@@ -239,13 +242,13 @@ struct ChannelBackward {
   }
 
   void all() const {
-    const Cut cut(spec);
+    const Cut cut(spec, sizeof(T));
     for (int64_t c = 0; c < spec.channels; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
-    if (small<T>(spec, cut)) return by_blocks(cut);
+    if (cut.one_thread_a_block()) return by_blocks(cut);
     const auto sum_piece = [&](const Piece& p, double* totals) { sum(p, totals); };
     const auto done = [&](const Piece& p, double* totals) { finish(p, totals); };
     if (sums_needed()) centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
-    if (dx) make_dx([&](auto f) { for_each_element<T>(spec, f); });
+    if (dx) make_dx([&](auto f) { for_each_element<T>(spec, dx, f); });
   }
 };
 
@@ -278,11 +281,11 @@ struct CpuChannelNorm final : ChannelNormPart<T> {
     }
     const auto f = [&](auto channel) HWY_ATTR {
       return [=, m = channel(mean), s = channel(scale), k = channel(constant)](int64_t start, auto at)
-                 HWY_ATTR { at.store(y + start, hn::MulAdd(hn::Sub(at.load(x + start), m), s, k)); };
+                 HWY_ATTR { at.store_result(y + start, hn::MulAdd(hn::Sub(at.load(x + start), m), s, k)); };
     };
     const ChannelNorm shape = flat(spec);
-    const Cut cut(shape);
-    if (!small<T>(shape, cut)) return for_each_element<T>(shape, f);
+    const Cut cut(shape, sizeof(T));
+    if (!cut.one_thread_a_block()) return for_each_element<T>(shape, y, f);
     parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * shape.batch * shape.space)), [&](int64_t begin, int64_t end) {
       for (int64_t b = begin; b < end; ++b) for_each_in_piece<T>(shape, piece(shape, cut, b, 0), f);
     });

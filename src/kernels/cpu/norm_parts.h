@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "kernels/norm.h"
@@ -54,6 +55,13 @@ Statistics<T> scaled_statistics(bool centre, double eps, double count, double fr
   else if (deviation >= least)
     result.rstd = static_cast<T>(1 / deviation);
   return result;
+}
+
+/// Whether a result of n elements goes to memory past the caches, in aligned vectors: one so large, with what it is made of, does not stay in a
+/// cache, and storing it there would read its lines first.
+template <class T>
+bool streams(const T* result, int64_t n) {
+  return n * static_cast<int64_t>(sizeof(T)) >= int64_t{8} << 20 && reinterpret_cast<uintptr_t>(result) % 64 == 0;
 }
 
 template <class T>

@@ -38,23 +38,23 @@ RowTerms<T> row_terms(const RowNorm& spec, const T* x, T mean, T rstd, double su
   return {mean, rstd, static_cast<T>(offset), static_cast<T>(spec.centre ? sum_a / count : 0), static_cast<T>((sum_ax + sum_a * offset) / count)};
 }
 
-// Second sweep over n columns of several rows; dgain and dbias, if not null, grow by the rows' terms.
-template <bool kCentre, int kRows, class T, class Gain>
-HWY_INLINE void backward_columns(int64_t n, const RowTerms<T>* row, bool measured, const T* const* x, const T* const* dy, Gain gain_at, T* const* dx,
-                                 T* dgain, T* dbias) {
+// Second sweep over n columns of several rows, `head` of them before the first aligned vector; dgain and dbias, if not null, grow by the rows' terms.
+template <bool kCentre, int kRows, template <class> class Whole, class T, class Gain>
+HWY_INLINE void backward_columns(int64_t head, int64_t n, const RowTerms<T>* row, bool measured, const T* const* x, const T* const* dy, Gain gain_at,
+                                 T* const* dx, T* dgain, T* dbias) {
   Vec<T> mean[kRows], rstd[kRows], offset[kRows], mean_a[kRows], mean_ax[kRows];
   for (int r = 0; r < kRows; ++r) {
     mean[r] = set(row[r].mean), rstd[r] = set(row[r].rstd), offset[r] = set(row[r].offset);
     mean_a[r] = set(measured ? row[r].mean_a : T{0}), mean_ax[r] = set(measured ? row[r].mean_ax : T{0});
   }
-  for_each_vector<T>(n, [&](auto at) HWY_ATTR {
+  for_each_vector_after<T, Whole>(head, n, [&](auto at) HWY_ATTR {
     const Vec<T> gain = gain_at(at);
     Vec<T> dgain_v = dgain ? at.load(dgain) : gain, dbias_v = dbias ? at.load(dbias) : gain;
     for (int r = 0; r < kRows; ++r) {
       const Vec<T> x_v = at.load(x[r]), dy_v = at.load(dy[r]);
       const Vec<T> xhat = kCentre ? hn::MulAdd(hn::Sub(x_v, mean[r]), rstd[r], offset[r]) : hn::Mul(x_v, rstd[r]);
       const Vec<T> a = kCentre ? hn::MulSub(dy_v, gain, mean_a[r]) : hn::Mul(dy_v, gain);
-      if (dx[r]) at.store(dx[r], hn::Mul(rstd[r], hn::NegMulAdd(xhat, mean_ax[r], a)));
+      if (dx[r]) at.store_result(dx[r], hn::Mul(rstd[r], hn::NegMulAdd(xhat, mean_ax[r], a)));
       dgain_v = hn::MulAdd(dy_v, xhat, dgain_v);
       dbias_v = hn::Add(dy_v, dbias_v);
     }
@@ -69,20 +69,21 @@ struct RowBackward {
   const RowNorm& spec;
   const T *x, *gain, *mean, *rstd, *dy;
   T *dx, *dgain, *dbias;
+  const bool streamed = dx && streams(dx, spec.rows* spec.width);
 
   T mean_of(int64_t row) const { return spec.centre ? mean[row] : T{0}; }
 
-  // Several rows from column `begin` on.
+  // Rows `step` apart, from column `begin` on.
   template <int kRows>
   struct Rows {
     const T *x[kRows], *dy[kRows];
     T* dx[kRows];
   };
   template <int kRows>
-  Rows<kRows> rows_at(int64_t row, int64_t begin) const {
+  Rows<kRows> rows_at(int64_t row, int64_t step, int64_t begin) const {
     Rows<kRows> rows;
     for (int r = 0; r < kRows; ++r) {
-      const int64_t start = (row + r) * spec.width + begin;
+      const int64_t start = (row + r * step) * spec.width + begin;
       rows.x[r] = x + start;
       rows.dy[r] = dy + start;
       rows.dx[r] = dx ? dx + start : nullptr;
@@ -90,30 +91,42 @@ struct RowBackward {
     return rows;
   }
 
-  // Second sweep over the columns [begin, begin + length), cut where the measured entries end, and then where whole vectors begin again.
+  template <int kRows, template <class> class Whole, class Gain>
+  HWY_INLINE void columns(const Rows<kRows>& at, int64_t head, int64_t n, const RowTerms<T>* terms, bool measured, Gain gain_at, T* gains,
+                          T* biases) const {
+    if (spec.centre)
+      backward_columns<true, kRows, Whole, T>(head, n, terms, measured, at.x, at.dy, gain_at, at.dx, gains, biases);
+    else
+      backward_columns<false, kRows, Whole, T>(head, n, terms, measured, at.x, at.dy, gain_at, at.dx, gains, biases);
+  }
+
+  // Second sweep over the columns [begin, begin + length), cut where the measured entries end, and then where whole vectors begin again. Of `offset`
+  // and the column they are aligned.
   template <int kRows, class Gain>
-  HWY_INLINE void second_sweep(int64_t row, int64_t begin, int64_t length, const RowTerms<T>* terms, Gain gain_at, T* gain_part, T* bias_part) const {
-    const int64_t inside = std::clamp<int64_t>(measured_width(spec) - begin, 0, length), step = lanes<T>();
-    const int64_t cuts[] = {0, inside, std::min(length, (inside + step - 1) / step * step), length};
+  HWY_INLINE void second_sweep(int64_t row, int64_t step, int64_t offset, int64_t begin, int64_t length, const RowTerms<T>* terms, Gain gain_at,
+                               T* gain_part, T* bias_part) const {
+    const int64_t inside = std::clamp<int64_t>(measured_width(spec) - begin, 0, length);
+    const int64_t cuts[] = {0, inside, std::min(length, inside + to_aligned<T>(offset + begin + inside)), length};
     for (int i = 0; i < 3; ++i) {
-      const int64_t from = cuts[i], count = cuts[i + 1] - from;
+      const int64_t from = cuts[i], count = cuts[i + 1] - from, head = to_aligned<T>(offset + begin + from);
       if (count == 0) continue;
-      const Rows<kRows> at = rows_at<kRows>(row, begin + from);
+      const Rows<kRows> at = rows_at<kRows>(row, step, begin + from);
       const auto gain_from = [&](auto v) HWY_ATTR { return gain_at(v, from); };
       T *const gains = gain_part ? gain_part + from : nullptr, *const biases = bias_part ? bias_part + from : nullptr;
-      if (spec.centre)
-        backward_columns<true, kRows, T>(count, terms, i == 0, at.x, at.dy, gain_from, at.dx, gains, biases);
+      if (kRows == 1 && streamed)
+        columns<kRows, StreamedVector>(at, head, count, terms, i == 0, gain_from, gains, biases);
       else
-        backward_columns<false, kRows, T>(count, terms, i == 0, at.x, at.dy, gain_from, at.dx, gains, biases);
+        columns<kRows, WholeVector>(at, head, count, terms, i == 0, gain_from, gains, biases);
     }
   }
 
   // First sweep over rows that use gain in order and once.
   template <int kRows>
-  void first_sweep(int64_t row, RowTerms<T>* terms) const {
-    const Rows<kRows> at_rows = rows_at<kRows>(row, 0);
+  void first_sweep(int64_t first, int64_t step, RowTerms<T>* terms) const {
+    const Rows<kRows> at_rows = rows_at<kRows>(first, step, 0);
+    const auto row = [=](size_t i) { return first + static_cast<int64_t>(i) * step; };
     Vec<T> m[kRows], r[kRows];
-    for (int i = 0; i < kRows; ++i) m[i] = set(mean_of(row + i)), r[i] = set(rstd[row + i]);
+    for (size_t i = 0; i < kRows; ++i) m[i] = set(mean_of(row(i))), r[i] = set(rstd[row(i)]);
     const Vec<T> one = set(T{1});
     const auto scaled = [&](auto at, int i) HWY_ATTR { return hn::Mul(at.load(at_rows.dy[i]), gain ? at.load(gain) : one); };
     if (spec.centre) {
@@ -121,24 +134,23 @@ struct RowBackward {
         const Vec<T> d = hn::Sub(at.load(at_rows.x[i]), m[i]), a = scaled(at, i);
         return Terms<T, 3>{{d, a, hn::Mul(a, hn::Mul(d, r[i]))}};
       });
-      for (size_t i = 0; i < kRows; ++i)
-        terms[i] = row_terms(spec, at_rows.x[i], mean[row + static_cast<int64_t>(i)], rstd[row + static_cast<int64_t>(i)], s[i][0], s[i][1], s[i][2]);
+      for (size_t i = 0; i < kRows; ++i) terms[i] = row_terms(spec, at_rows.x[i], mean[row(i)], rstd[row(i)], s[i][0], s[i][1], s[i][2]);
     } else {
       const auto s = row_sums<kRows, 1, T>(
           spec.width, [&](auto at, int i) HWY_ATTR { return Terms<T, 1>{{hn::Mul(scaled(at, i), hn::Mul(at.load(at_rows.x[i]), r[i]))}}; });
-      for (size_t i = 0; i < kRows; ++i) terms[i] = row_terms(spec, at_rows.x[i], T{0}, rstd[row + static_cast<int64_t>(i)], 0, 0, s[i][0]);
+      for (size_t i = 0; i < kRows; ++i) terms[i] = row_terms(spec, at_rows.x[i], T{0}, rstd[row(i)], 0, 0, s[i][0]);
     }
   }
 
   // Such rows, both sweeps while they are in the cache. gain_part and bias_part [width] grow.
   template <int kRows>
-  void rows_in_order(int64_t row, T* gain_part, T* bias_part) const {
+  void rows_in_order(int64_t row, int64_t step, int64_t offset, T* gain_part, T* bias_part) const {
     RowTerms<T> terms[kRows];
-    first_sweep<kRows>(row, terms);
+    first_sweep<kRows>(row, step, terms);
     const Vec<T> one = set(T{1});
     const T* const g = gain;
     second_sweep<kRows>(
-        row, 0, spec.width, terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; }, gain_part, bias_part);
+        row, step, offset, 0, spec.width, terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; }, gain_part, bias_part);
   }
 
   // First sweep over a row with gains by element.
@@ -166,15 +178,21 @@ struct RowBackward {
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       const T* g = gain ? gain + index : nullptr;
       second_sweep<1>(
-          row, begin, length, &terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; },
+          row, 1, row * spec.width, begin, length, &terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; },
           gain_part ? gain_part + index : nullptr, bias_part ? bias_part + index : nullptr);
     });
   }
 
   void rows_by_element(int64_t row, int64_t end, T* gain_part, T* bias_part) const {
     if (in_pairs<T>(spec) && affine_by_row(spec)) {
-      for (; row + 2 <= end; row += 2) rows_in_order<2>(row, gain_part, bias_part);
-      if (row < end) rows_in_order<1>(row, gain_part, bias_part);
+      const Pairs<T> pairs(spec, row, end);
+      for (int64_t k = 0; k < pairs.count(); ++k) {
+        const int64_t first = pairs.row(k), offset = pairs.aligned ? first * spec.width : 0;
+        if (first + pairs.step < end)
+          rows_in_order<2>(first, pairs.step, offset, gain_part, bias_part);
+        else if (first < end)
+          rows_in_order<1>(first, 0, offset, gain_part, bias_part);
+      }
     } else {
       for (; row < end; ++row) row_by_element(row, gain_part, bias_part);
     }
@@ -210,7 +228,7 @@ struct RowBackward {
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       const Vec<T> g = set(gain_of(index));
       second_sweep<1>(
-          row, begin, length, &terms, [=](auto, int64_t) HWY_ATTR { return g; }, nullptr, nullptr);
+          row, 1, row * spec.width, begin, length, &terms, [=](auto, int64_t) HWY_ATTR { return g; }, nullptr, nullptr);
     });
   }
 
@@ -228,6 +246,7 @@ struct RowBackward {
         T *const gain_part = dgain ? part : nullptr, *const bias_part = dbias ? part + spec.affine_count : nullptr;
         rows_by_element(c * chunk, std::min(spec.rows, (c + 1) * chunk), gain_part, bias_part);
       }
+      hwy::FlushStream();
     });
     if (dgain) add_parts(chunks, parts.data(), dgain);
     if (dbias) add_parts(chunks, parts.data() + spec.affine_count, dbias);
@@ -255,6 +274,7 @@ struct RowBackward {
     const Scratch<double> run_sums(2 * spec.rows * runs);
     parallel_for(spec.rows, std::max<int64_t>(1, parallel_elements / spec.width), [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row) row_by_run(row, parameters ? run_sums.data() + 2 * row * runs : nullptr);
+      hwy::FlushStream();
     });
     if (!parameters) return;
     const Scratch<double> total(2 * spec.affine_count);

@@ -38,6 +38,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 
 HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
@@ -99,17 +100,27 @@ struct WholeVector {
   int64_t index;
   HWY_INLINE Vec<T> load(const T* p) const { return HWY_NAMESPACE::load(p + index); }
   HWY_INLINE void store(T* p, Vec<T> v) const { HWY_NAMESPACE::store(v, p + index); }
+  /// What is not read again soon. Past the caches where a walk says so.
+  HWY_INLINE void store_result(T* p, Vec<T> v) const { store(p, v); }
   HWY_INLINE Vec<T> keep(Vec<T> v) const { return v; }
   HWY_INLINE Vec<T> keep_or(Vec<T> v, Vec<T>) const { return v; }
 };
 
-/// The last, partial one: `count` lanes are real.
+/// The same, whose results go to memory past the caches: p + index is aligned for it.
+template <class T>
+struct StreamedVector : WholeVector<T> {
+  explicit StreamedVector(int64_t i) : WholeVector<T>{i} {}
+  HWY_INLINE void store_result(T* p, Vec<T> v) const { hn::Stream(v, Tag<T>(), p + this->index); }
+};
+
+/// The first or last, partial one: `count` lanes are real.
 template <class T>
 struct PartialVector {
   int64_t index;
   int64_t count;
   HWY_INLINE Vec<T> load(const T* p) const { return load_first(p + index, count); }
   HWY_INLINE void store(T* p, Vec<T> v) const { store_first(v, p + index, count); }
+  HWY_INLINE void store_result(T* p, Vec<T> v) const { store(p, v); }
   /// v with zeros (or `other`) in the lanes that are not real: for terms of a reduction.
   HWY_INLINE Vec<T> keep(Vec<T> v) const { return hn::IfThenElseZero(hn::FirstN(Tag<T>(), static_cast<size_t>(count)), v); }
   HWY_INLINE Vec<T> keep_or(Vec<T> v, Vec<T> other) const { return hn::IfThenElse(hn::FirstN(Tag<T>(), static_cast<size_t>(count)), v, other); }
@@ -122,6 +133,28 @@ HWY_INLINE void for_each_vector(int64_t n, F&& f) {
   int64_t i = 0;
   for (; i + step <= n; i += step) f(WholeVector<T>{i});
   if (i < n) f(PartialVector<T>{i, n - i});
+}
+
+/// The same with a partial vector of `head` elements first (0: none), after which whole ones begin.
+template <class T, template <class> class Whole = WholeVector, class F>
+HWY_INLINE void for_each_vector_after(int64_t head, int64_t n, F&& f) {
+  const int64_t step = lanes<T>();
+  int64_t i = head < n ? head : n;
+  if (i > 0) f(PartialVector<T>{0, i});
+  for (; i + step <= n; i += step) f(Whole<T>{i});
+  if (i < n) f(PartialVector<T>{i, n - i});
+}
+
+/// How many elements lie between element `offset` of an aligned array and its next aligned vector.
+template <class T>
+HWY_INLINE int64_t to_aligned(int64_t offset) {
+  return -offset & (lanes<T>() - 1);
+}
+
+/// Rows of `width` elements begin equally far from an aligned vector if their numbers differ by a multiple of this.
+template <class T>
+int64_t row_period(int64_t width) {
+  return lanes<T>() / std::gcd(width, lanes<T>());
 }
 
 /// The sum of all lanes. (In an order that depends on the vector length only.)
