@@ -51,8 +51,11 @@ Tensor batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tenso
 
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   // Of the running mean a copy, so that a later step in training may change it before this graph runs backward.
-  Tensor mean = given ? running.mean.clone() : Tensor::zeros(channels, x.dtype(), x.device());
-  Tensor rstd = Tensor::ones(channels, x.dtype(), x.device());
+  const bool measured = given || values > 0;
+  Tensor mean = given      ? running.mean.clone()
+                : measured ? Tensor::empty(channels, x.dtype(), x.device())
+                           : Tensor::zeros(channels, x.dtype(), x.device());
+  Tensor rstd = measured ? Tensor::empty(channels, x.dtype(), x.device()) : Tensor::ones(channels, x.dtype(), x.device());
   with_float("batch_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const auto& norm = kernels::norm<T>(x.device());

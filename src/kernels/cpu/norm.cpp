@@ -1,5 +1,4 @@
 #include <cmath>
-#include <limits>
 
 #include "kernels/cpu/norm_parts.h"
 #include "kernels/kernels.h"
@@ -31,28 +30,7 @@ struct CpuNorm final : NormKernels<T> {
                         T* dgain, T* dbias) const override {
     channel_norm_part<T>().backward(spec, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias);
   }
-  void move_running(const RunningChannels<T>& r) const override {
-    // Loops without a way out, so that they become vector code: a thousand channels would take longer than a core's share of the batch.
-    const auto finite = [](T v) { return std::abs(v) <= std::numeric_limits<T>::max(); };
-    const T unbiased = static_cast<T>(r.unbiased);
-    int bad = 0;
-    for (int64_t c = 0; c < r.channels; ++c) bad |= !finite(r.batch_mean[c]);
-    if (r.batch_var)
-      for (int64_t c = 0; c < r.channels; ++c) bad |= !finite(r.batch_var[c] * unbiased);
-    if (bad) return;
-    double weight = r.momentum;
-    if (r.batches_tracked) {
-      const int64_t count = ++*r.batches_tracked;
-      if (r.cumulative) weight = 1.0 / static_cast<double>(count);
-    }
-    const auto move = [&](T* running, const T* batch, double factor) {
-      const double keep = 1 - weight, take = weight * factor;
-      for (int64_t c = 0; c < r.channels; ++c)
-        running[c] = static_cast<T>(keep * static_cast<double>(running[c]) + take * static_cast<double>(batch[c]));
-    };
-    move(r.mean, r.batch_mean, 1);
-    if (r.batch_var) move(r.var, r.batch_var, r.unbiased);
-  }
+  void move_running(const RunningChannels<T>& running) const override { channel_norm_part<T>().move_running(running); }
 };
 
 const CpuNorm<float> norm_f32;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "kernels/cpu/norm_parts.h"
@@ -229,6 +230,10 @@ struct ChannelBackward {
     });
   }
 
+  void find_scale(int64_t first, int64_t last) const {
+    for (int64_t c = first; c < last; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
+  }
+
   // A block of channels after the other, both passes while it is in the cache of the thread that has it.
   void by_blocks(const Cut& cut) const {
     parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * spec.batch * spec.space)), [&](int64_t begin, int64_t end) {
@@ -236,6 +241,7 @@ struct ChannelBackward {
       for (int64_t b = begin; b < end; ++b) {
         const Piece p = piece(spec, cut, b, 0);
         if (sums_needed()) sum(p, totals), finish(p, totals);
+        find_scale(p.c, p.c + p.width);
         if (dx) make_dx([&](auto f) { for_each_in_piece<T>(spec, p, f); });
       }
     });
@@ -243,8 +249,8 @@ struct ChannelBackward {
 
   void all() const {
     const Cut cut(spec, sizeof(T));
-    for (int64_t c = 0; c < spec.channels; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
     if (cut.one_thread_a_block()) return by_blocks(cut);
+    find_scale(0, spec.channels);
     const auto sum_piece = [&](const Piece& p, double* totals) { sum(p, totals); };
     const auto done = [&](const Piece& p, double* totals) { finish(p, totals); };
     if (sums_needed()) centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
@@ -275,19 +281,28 @@ struct CpuChannelNorm final : ChannelNormPart<T> {
     if (empty(spec)) return;
     const Scratch<T> arrays(2 * spec.channels);
     T *const scale = arrays.data(), *const constant = scale + spec.channels;
-    for (int64_t c = 0; c < spec.channels; ++c) {
-      scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
-      constant[c] = (bias ? bias[c] : T{0}) - (shift ? shift[c] * scale[c] : T{0});
-    }
+    const auto prepare = [=](int64_t first, int64_t last) {
+      for (int64_t c = first; c < last; ++c) {
+        scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
+        constant[c] = (bias ? bias[c] : T{0}) - (shift ? shift[c] * scale[c] : T{0});
+      }
+    };
     const auto f = [&](auto channel) HWY_ATTR {
       return [=, m = channel(mean), s = channel(scale), k = channel(constant)](int64_t start, auto at)
                  HWY_ATTR { at.store_result(y + start, hn::MulAdd(hn::Sub(at.load(x + start), m), s, k)); };
     };
     const ChannelNorm shape = flat(spec);
     const Cut cut(shape, sizeof(T));
-    if (!cut.one_thread_a_block()) return for_each_element<T>(shape, y, f);
+    if (!cut.one_thread_a_block()) {
+      prepare(0, spec.channels);
+      return for_each_element<T>(shape, y, f);
+    }
     parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * shape.batch * shape.space)), [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; ++b) for_each_in_piece<T>(shape, piece(shape, cut, b, 0), f);
+      for (int64_t b = begin; b < end; ++b) {
+        const Piece p = piece(shape, cut, b, 0);
+        prepare(p.c, p.c + p.width);
+        for_each_in_piece<T>(shape, p, f);
+      }
     });
   }
 
@@ -301,6 +316,29 @@ struct CpuChannelNorm final : ChannelNormPart<T> {
     }
     if (dgain) std::fill(dgain, dgain + spec.channels, T{0});
     if (dbias) std::fill(dbias, dbias + spec.channels, T{0});
+  }
+
+  void move_running(const RunningChannels<T>& r) const override {
+    // Loops without a way out, so that they become vector code: a thousand channels would take longer than a core's share of the batch.
+    const auto finite = [](T v) { return std::abs(v) <= std::numeric_limits<T>::max(); };
+    const T unbiased = static_cast<T>(r.unbiased);
+    int bad = 0;
+    for (int64_t c = 0; c < r.channels; ++c) bad |= !finite(r.batch_mean[c]);
+    if (r.batch_var)
+      for (int64_t c = 0; c < r.channels; ++c) bad |= !finite(r.batch_var[c] * unbiased);
+    if (bad) return;
+    double weight = r.momentum;
+    if (r.batches_tracked) {
+      const int64_t count = ++*r.batches_tracked;
+      if (r.cumulative) weight = 1.0 / static_cast<double>(count);
+    }
+    const auto move = [&](T* running, const T* batch, double factor) {
+      const double keep = 1 - weight, take = weight * factor;
+      for (int64_t c = 0; c < r.channels; ++c)
+        running[c] = static_cast<T>(keep * static_cast<double>(running[c]) + take * static_cast<double>(batch[c]));
+    };
+    move(r.mean, r.batch_mean, 1);
+    if (r.batch_var) move(r.var, r.batch_var, r.unbiased);
   }
 };
 

@@ -80,6 +80,7 @@ struct ChannelNormPart {
                        T* y) const = 0;
   virtual void backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
                         T* dgain, T* dbias) const = 0;
+  virtual void move_running(const RunningChannels<T>& running) const = 0;
 };
 
 template <class T>
