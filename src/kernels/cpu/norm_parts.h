@@ -61,7 +61,7 @@ Statistics<T> scaled_statistics(bool centre, double eps, double count, double fr
 /// cache, and storing it there would read its lines first.
 template <class T>
 bool streams(const T* result, int64_t n) {
-  return n * static_cast<int64_t>(sizeof(T)) >= int64_t{8} << 20 && reinterpret_cast<uintptr_t>(result) % 64 == 0;
+  return n * static_cast<int64_t>(sizeof(T)) >= int64_t{16} << 20 && reinterpret_cast<uintptr_t>(result) % 64 == 0;
 }
 
 template <class T>
