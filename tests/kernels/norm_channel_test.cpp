@@ -62,6 +62,7 @@ std::vector<ChannelNorm> channel_shapes() {
           {.batch = 2, .channels = 3, .space = 2},
           {.batch = 5, .channels = 20, .space = 49},
           {.batch = 40, .channels = 3, .space = 33},
+          {.batch = 60, .channels = 1, .space = 100},
           {.batch = 1, .channels = 2, .space = 1000},
           {.batch = 9, .channels = 16, .space = 16},
           {.batch = 35, .channels = 24, .space = 400},

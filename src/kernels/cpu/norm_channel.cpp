@@ -258,9 +258,10 @@ struct ChannelBackward {
   }
 };
 
-// A single channel is one run, whatever the batch.
+// A single channel is one run, whatever the batch; where its runs are long, threads share them instead.
 ChannelNorm flat(ChannelNorm spec) {
-  if (spec.channels == 1) spec.space *= std::exchange(spec.batch, 1);
+  constexpr int64_t long_run = 64;
+  if (spec.channels == 1 && spec.space < long_run) spec.space *= std::exchange(spec.batch, 1);
   return spec;
 }
 
