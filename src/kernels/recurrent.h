@@ -91,6 +91,7 @@ struct RecurrentForward {
   // Only the CPU does, and not where spec.norm is columns.
   OverTime<const T> x;                   // [C]
   const Packed<T>* weight_ih = nullptr;  // W_ih^T [C, G H]
+  int64_t input_rows = 0;                // steps are taken together for this until they have so many rows, unless one at a time is better
 
   T *h = nullptr, *c = nullptr;  // [batch, H]: the state, updated in place
   OverTime<T> a_x;               // [G H], W_ih x, plus parts.bias where spec.norm is none
@@ -109,6 +110,9 @@ struct RecurrentSums {
   int64_t count;
 };
 
+/// Most sets of partial sums that a pass has.
+inline constexpr int64_t kSumParts = 16;
+
 template <class T>
 struct RecurrentBackward {
   RecurrentSpec spec;
@@ -125,6 +129,9 @@ struct RecurrentBackward {
   T *dh = nullptr, *dc = nullptr;  // [batch, H]: gradient of the state, updated in place
   OverTime<T> da_x, da_h;          // [G H], out; da_h is null where spec.one_gradient()
   T* sums = nullptr;               // [RecurrentSums.count] grows by the gradients of biases and gains; null: nobody wants them
+  // Where one pass is several calls, from its last steps to its first: [kSumParts, RecurrentSums.count], zeros before the first of them, so that the
+  // CPU keeps partial sums there and adds them up now and then and in the call that has step 0. Null: it does so in every call.
+  T* sum_parts = nullptr;
 };
 
 /// Running statistics of a normaliser over the sequences, moved by the statistics of all steps, one after the other: step s moves row min(s, rows -

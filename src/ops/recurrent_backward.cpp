@@ -91,6 +91,10 @@ class Backward {
     if (needs_sums()) {
       sums_ = Tensor::zeros({sums_at_.count}, like().dtype(), device());
       work_.sums = sums_.mutable_data<T>();
+      if (device().is_cpu() && chunks.size() > 1) {
+        sum_parts_ = Tensor::zeros({kernels::kSumParts, sums_at_.count}, like().dtype(), device());
+        work_.sum_parts = sum_parts_.mutable_data<T>();
+      }
     }
     if (b_.needs(In::weight_ih)) {
       dw_ih_ = rows(width, inputs_);
@@ -203,7 +207,7 @@ class Backward {
   kernels::RecurrentBackward<T> work_;
   kernels::Packed<T> weight_;
   RecurrentBiases biases_;
-  Tensor x_, h0_, c0_, dy_, dh_, dc_, da_x_, da_h_, before_, sums_, dx_, dw_ih_, dw_hh_;
+  Tensor x_, h0_, c0_, dy_, dh_, dc_, da_x_, da_h_, before_, sums_, sum_parts_, dx_, dw_ih_, dw_hh_;
   T x_beta_ = 0, h_beta_ = 0;  // 0 until something was written
 };
 

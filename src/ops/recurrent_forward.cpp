@@ -30,7 +30,12 @@ class Forward {
         device_(inputs[In::x].device()) {}
 
   RecurrentOutcome run() {
-    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(recurrent_chunk_rows(spec_, device_));
+    // On a CPU, one walk where the rows of all steps are kept anyway.
+    const int64_t chunk_rows = recurrent_chunk_rows(spec_, device_);
+    const bool columns = spec_.norm == TermNorm::columns, plain_rnn = spec_.cell == kernels::Cell::rnn && spec_.norm == TermNorm::none;
+    const bool whole = keep_ && device_.is_cpu() && !columns && !plain_rnn;
+    const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(whole ? plan_.rows : chunk_rows);
+    work_.input_rows = chunk_rows;
     RecurrentResult result{rows(plan_.rows + (plan_.ragged ? 1 : 0), spec_.hidden), recurrent_state(plan_, spec_.hidden, in_[In::h0], in_[In::x]),
                            Tensor()};
     if (lstm()) result.c = recurrent_state(plan_, spec_.hidden, in_[In::c0], in_[In::x]);

@@ -1,5 +1,7 @@
 // The ways through the recurrent op that its results must not depend on: recording or not, which gradients are wanted, threads, sizes; and its edges.
+#include <lamina/ops/elementwise.h>
 #include <lamina/ops/recurrent.h>
+#include <lamina/ops/reduce.h>
 
 #include "support/catch.h"
 #include "support/recurrent_compare.h"
@@ -36,6 +38,26 @@ TEST_CASE("recurrent: the same bits whether the graph records or not", "[large]"
           CHECK(same_bits(recorded.h, plain.h));
           if (plain.c.defined()) CHECK(same_bits(recorded.c, plain.c));
         }
+}
+
+// Where the only input is 1, the weights' gradient, a product, is the bias's, a sum over rows that is added up now and then.
+TEST_CASE("recurrent: sums over a long sequence in several runs of steps") {
+  constexpr double tolerance = 1e-11;  // f64, thousands of terms
+  for (const int64_t batch : {2, 70}) {
+    const int64_t time = 2400 / batch, hidden = 3;
+    RecurrentParameters p{.weight_ih = normal({4 * hidden, 1}, 1, DType::f64),
+                          .weight_hh = normal({4 * hidden, hidden}, 2, DType::f64),
+                          .bias_ih = normal({4 * hidden}, 3, DType::f64)};
+    p.weight_ih.set_requires_grad(true);
+    p.bias_ih.set_requires_grad(true);
+    const Tensor y = recurrent(ones({time, batch, 1}, DType::f64), Tensor(), Tensor(), p, {}).y;
+    sum(y * normal({time, batch, hidden}, 4, DType::f64)).backward();
+    const std::vector<double> by_product = p.weight_ih.grad().to_vector<double>(), by_sum = p.bias_ih.grad().to_vector<double>();
+    for (size_t i = 0; i < by_sum.size(); ++i) {
+      CHECK(std::abs(by_sum[i]) > tolerance);
+      CHECK(std::abs(by_sum[i] - by_product[i]) <= tolerance * std::max(1.0, std::abs(by_sum[i])));
+    }
+  }
 }
 
 // [cpu]: a GPU has no thread count.

@@ -59,10 +59,18 @@ template <class T>
 class BlockSums {
  public:
   BlockSums(const RecurrentBackward<T>& w, const RowBlocks& blocks)
-      : count_(w.sums ? RecurrentSums(w.spec).count : 0), blocks_(blocks), parts_(blocks.count * count_) {
-    std::fill_n(parts_.data(), blocks.count * count_, T{0});
+      : count_(w.sums ? RecurrentSums(w.spec).count : 0),
+        blocks_(blocks),
+        own_(w.sum_parts ? 0 : blocks.count * count_),
+        parts_(w.sum_parts ? w.sum_parts : own_.data()) {
+    if (!w.sum_parts) std::fill_n(parts_, blocks.count * count_, T{0});
   }
-  T* of(int64_t block) const { return count_ ? parts_.data() + block * count_ : nullptr; }
+  T* of(int64_t block) const { return count_ ? parts_ + block * count_ : nullptr; }
+  /// Whether they are to be added up after these steps: at the end of the pass, and before a sum gets long. (Steps come from the last to the first.)
+  bool due(const RecurrentBackward<T>& w) const {
+    constexpr int64_t longest = 1024;
+    return count_ > 0 && (!w.sum_parts || w.steps.first == 0 || w.steps.first * blocks_.rows / longest != w.steps.last * blocks_.rows / longest);
+  }
   /// A member's share of adding them up, when all are there.
   void add_into(T* sums, const detail::Team& team) const {
     constexpr int64_t piece = 64;
@@ -72,8 +80,9 @@ class BlockSums {
       double totals[piece];
       for (int64_t i = 0; i < n; ++i) totals[i] = static_cast<double>(sums[at + i]);
       for (int64_t block = 0; block < blocks_.count; ++block) {
-        const T* const part = of(block) + at;
+        T* const part = of(block) + at;
         for (int64_t i = 0; i < n; ++i) totals[i] += static_cast<double>(part[i]);
+        std::fill_n(part, n, T{0});
       }
       for (int64_t i = 0; i < n; ++i) sums[at + i] = static_cast<T>(totals[i]);
     }
@@ -82,7 +91,8 @@ class BlockSums {
  private:
   int64_t count_;
   RowBlocks blocks_;
-  Scratch<T> parts_;
+  Scratch<T> own_;
+  T* parts_;
 };
 
 template <class T>
@@ -93,6 +103,21 @@ void cells(const RecurrentBackward<T>& w, GroupFn<T> group, int64_t step, Range 
     for (int i = 0; i < count; ++i) r[i] = row_at(w, step, begin + i);
     group(w, r, count, sums);
   }
+}
+
+/// Asks for what the first rows of a step need: within a step each group asks for the next one.
+template <class T>
+void fetch_first(const RecurrentBackward<T>& w, int64_t step, Range rows) {
+  constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
+  const auto fetch = [&](const OverTime<const T>& array, int64_t at_step, int64_t width) {
+    const int64_t count = std::min<int64_t>(kGroup, rows.end - rows.begin) * width;
+    const T* const first = array.row(w.steps, at_step, rows.begin, width);
+    if (first)
+      for (int64_t i = 0; i < count; i += line) hwy::Prefetch(first + i);
+  };
+  for (const OverTime<const T>* array : {&w.a_x, &w.a_h, &w.gates}) fetch(*array, step, w.spec.width());
+  for (const OverTime<const T>* array : {&w.raw_c, &w.dy}) fetch(*array, step, w.spec.hidden);
+  if (step > 0) fetch(w.raw_c, step - 1, w.spec.hidden);
 }
 
 template <class T>
@@ -109,11 +134,12 @@ void walk(const RecurrentBackward<T>& w) {
       const int64_t alive = w.steps.alive[step];
       for (int64_t block = share.blocks.begin; block < share.blocks.end; ++block)
         cells(w, group, step, {blocks.begin(block), std::min(alive, blocks.begin(block + 1))}, sums.of(block));
+      if (step > 0) fetch_first(w, step - 1, share.cell_rows(w.steps.alive[step - 1]));
       share.meet();
       if (step > 0 || w.to_start) share_of_product<T>(share.product_rows(alive), share.panels, da.row(w.steps, step, 0, width), width, *w.weight, dh);
       share.meet();
     }
-    if (!w.sums) return;
+    if (!sums.due(w)) return;
     team.wait();
     sums.add_into(w.sums, team);
   });
@@ -170,7 +196,11 @@ void walk_by_columns(const RecurrentBackward<T>& w) {
                                             w.parts.gain_c, w.parts.bias_c, k.data());
       for_rows([&](int64_t row, const BackwardRow<T>& r) HWY_ATTR {
         const T* const k_row = k.data() + row * hidden;
-        for_each_vector<T>(hidden, [&](auto v) HWY_ATTR { v.store(r.dh, argument_gradient<T, TermNorm::none>(w, r, v, v.load(k_row), nullptr)); });
+        const GateSource<T, TermNorm::none> source(w, r);
+        for_each_vector<T>(hidden, [&](auto v) HWY_ATTR {
+          const Vec<T> dh_at = hn::Add(v.load(r.dy), v.load(r.dh));
+          v.store(r.dh, argument_gradient(source, v, v.load(k_row), dh_at, nullptr));
+        });
       });
       through(alive, hidden, step, s, c, w.parts.gain_c, w.dh, dc.data(), at.gain_c, at.bias_c);
       for_rows([&](int64_t row, const BackwardRow<T>& r) HWY_ATTR {

@@ -7,255 +7,151 @@
 #define LAMINA_KERNELS_CPU_RECURRENT_BACKWARD_CELLS_H
 #endif
 
-#include <hwy/cache_control.h>
-
-#include "kernels/cpu/recurrent_simd.h"
+#include "kernels/cpu/recurrent_backward_terms.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
 namespace {
 
-/// One sequence's rows at a step. pre_x and pre_h: gradients of the summed inputs outside and inside the product with GRU's r (one array else); da_x
-/// and da_h, which may be the same arrays: those of a_x and a_h.
-template <class T>
-struct BackwardRow {
-  const T *a_x, *a_h, *gates, *raw_c, *y, *n_term, *statistics, *c_before, *h_before, *statistics_before, *dy;
-  T *dh, *dc, *pre_x, *pre_h, *da_x, *da_h;
-};
-
-/// What is 1 - v^2 and v (1 - v) to tanh and the logistic function.
-template <class V>
-HWY_INLINE V tanh_slope(V v) {
-  return hn::NegMulAdd(v, v, constant<V>(1));
-}
-template <class V>
-HWY_INLINE V sigmoid_slope(V v) {
-  return hn::NegMulAdd(v, v, v);
-}
-
-/// The next group of rows comes from far away, in runs too short for the processor to foresee.
-template <class T, class At>
-HWY_INLINE void fetch_next(const T* p, int64_t width, At at) {
-  hwy::Prefetch(p + kGroup * width + at.index);
-}
-
-// Through a normaliser of a run of a row: pre is the gradient of x-hat gain + bias. a and a-hat below: pre gain, and its product with x-hat.
-template <class T>
-struct NormTerm {
-  NormTerm() = default;
-  NormTerm(const T* values, const T* gradient, const T* numbers) : x(values), pre(gradient), statistics(numbers) {}
-
-  HWY_INLINE Normaliser<T> x_hat() const { return Normaliser<T>(statistics); }
+/// Of one gate, of a row whose summed inputs are normalised: what x-hat and h-hat are made of.
+template <class T, TermNorm norm>
+struct NormalGate {
+  using S = Segments<Cell::lstm, norm>;
+  static constexpr bool two = norm == TermNorm::terms;
+  NormalGate() = default;
+  NormalGate(const RecurrentSpec& spec, const BackwardRow<T>& r, int gate)
+      : a_x(r.a_x + gate * spec.hidden), statistics_x(r.statistics + 3 * S::of(gate)) {
+    if constexpr (two) a_h = r.a_h + gate * spec.hidden, statistics_h = r.statistics + 3 * (S::count + S::of(gate));
+  }
   template <class At>
-  HWY_INLINE Two<Vec<T>> terms(At at, Vec<T> pre_at, Vec<T> gain) const {
-    const Vec<T> a = hn::Mul(pre_at, gain);
-    return {a, hn::Mul(a, x_hat()(at.load(x)))};
+  HWY_INLINE Vec<T> x_hat(At at) const {
+    return Normaliser<T>(statistics_x)(at.load(a_x));
   }
-  void finish_sums(bool centre, int64_t n, double sum_a, double sum_a_hat) {
-    mean = static_cast<T>(centre ? sum_a / static_cast<double>(n) : 0);
-    mean_hat = static_cast<T>(sum_a_hat / static_cast<double>(n));
-  }
-  /// The gradient of x; dgain grows.
   template <class At>
-  HWY_INLINE Vec<T> gradient(At at, Vec<T> pre_at, Vec<T> gain, Vec<T>& dgain) const {
-    const Vec<T> normal = x_hat()(at.load(x));
-    dgain = hn::MulAdd(pre_at, normal, dgain);
-    return hn::Mul(set(statistics[1]), hn::NegMulAdd(normal, set(mean_hat), hn::MulSub(pre_at, gain, set(mean))));
+  HWY_INLINE Vec<T> h_hat(At at) const {
+    return Normaliser<T>(statistics_h)(at.load(a_h));
   }
 
-  const T *x = nullptr, *pre = nullptr, *statistics = nullptr;
-  T mean = 0, mean_hat = 0;
+  const T *a_x = nullptr, *statistics_x = nullptr, *a_h = nullptr, *statistics_h = nullptr;
 };
 
-/// The two terms of a segment of kRows rows; h only of TermNorm::terms.
-template <class T, int kRows>
-struct SegmentTerms {
-  NormTerm<T> x[kRows], h[kRows];
-};
-
-template <class T, Cell cell, TermNorm norm>
-void set_terms(const RecurrentBackward<T>& work, const BackwardRow<T>& row, int segment, NormTerm<T>& x, NormTerm<T>& h) {
-  using S = Segments<cell, norm>;
-  const int64_t begin = S::first(segment) * work.spec.hidden;
-  x = NormTerm<T>(row.a_x + begin, row.pre_x + begin, row.statistics + 3 * segment);
-  if constexpr (norm == TermNorm::terms) h = NormTerm<T>(row.a_h + begin, row.pre_h + begin, row.statistics + 3 * (S::count + segment));
-}
-
-// One segment of kRows rows: from the gradients of the summed inputs to those of a_x and a_h; the sums of the bias and the gains grow.
-template <class T, Cell cell, TermNorm norm, int kRows>
-void segment_gradient(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums, int segment, const SegmentTerms<T, kRows>& terms) {
-  using S = Segments<cell, norm>;
-  constexpr bool two = norm == TermNorm::terms, from_afar = cell != Cell::lstm;
-  const int64_t hidden = work.spec.hidden, begin = S::first(segment) * hidden, n = S::size(segment) * hidden;
-  const RecurrentSums at_sum(work.spec);
-  const T* const gain_x = (two ? work.parts.gain_ih : work.parts.gain_hh) + begin;
-  const T* const gain_h = work.parts.gain_hh + begin;
-  T* const dbias = sums ? sums + at_sum.bias + begin : nullptr;
-  T* const dgain_x = sums ? sums + (two ? at_sum.gain_ih : at_sum.gain_hh) + begin : nullptr;
-  T* const dgain_h = sums ? sums + at_sum.gain_hh + begin : nullptr;
-  for_each_vector<T>(n, [&](auto at) HWY_ATTR {
-    const Vec<T> gx = at.load(gain_x), gh = at.load(gain_h);
-    Vec<T> sum = sums ? at.load(dbias) : zero<T>(), sum_x = sums ? at.load(dgain_x) : zero<T>(), sum_h = sums && two ? at.load(dgain_h) : zero<T>();
-    for (int r = 0; r < kRows; ++r) {
-      const NormTerm<T>&x = terms.x[r], &h = terms.h[r];
-      const Vec<T> pre_x = at.load(x.pre), pre_h = cell == Cell::gru ? at.load(h.pre) : pre_x;
-      sum = hn::Add(sum, pre_x);
-      if (from_afar) fetch_next(x.x, S::gates * hidden, at);
-      if (from_afar && two) fetch_next(h.x, S::gates * hidden, at);
-      at.store(rows[r].da_x + begin, x.gradient(at, pre_x, gx, sum_x));
-      if constexpr (two) at.store(rows[r].da_h + begin, h.gradient(at, pre_h, gh, sum_h));
-    }
-    if (!sums) return;
-    at.store(dbias, sum);
-    at.store(dgain_x, sum_x);
-    if (two) at.store(dgain_h, sum_h);
-  });
-}
-
-// The same where the sums over rows are not known. (An LSTM has them from its gates.)
-template <class T, Cell cell, TermNorm norm, int kRows>
-void segment_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums, int segment) {
-  using S = Segments<cell, norm>;
+// An LSTM's gates made anew from its normalised summed inputs, which backward reads anyway: into the place of their gradients. In a loop of its own:
+// many of these long chains of instructions must be under way at once, and what waits for their ends would take the room.
+template <class T, TermNorm norm, int kRows>
+void make_gates(const RecurrentBackward<T>& work, const BackwardRow<T>* rows) {
   constexpr bool two = norm == TermNorm::terms;
-  const int64_t begin = S::first(segment) * work.spec.hidden, n = S::size(segment) * work.spec.hidden;
-  const T* const gain_x = (two ? work.parts.gain_ih : work.parts.gain_hh) + begin;
-  const T* const gain_h = work.parts.gain_hh + begin;
-  SegmentTerms<T, kRows> terms;
-  for (int r = 0; r < kRows; ++r) set_terms<T, cell, norm>(work, rows[r], segment, terms.x[r], terms.h[r]);
-  constexpr int K = two ? 4 : 2;
-  const auto totals = row_sums<kRows, K, T>(n, [&](auto at, int r) HWY_ATTR {
-    const Vec<T> pre_x = at.load(terms.x[r].pre);
-    const Two<Vec<T>> a = terms.x[r].terms(at, pre_x, at.load(gain_x));
-    if constexpr (two) {
-      const Two<Vec<T>> b = terms.h[r].terms(at, cell == Cell::gru ? at.load(terms.h[r].pre) : pre_x, at.load(gain_h));
-      return Terms<T, K>{{a.first, a.second, b.first, b.second}};
-    } else {
-      return Terms<T, K>{{a.first, a.second}};
-    }
-  });
-  for (int r = 0; r < kRows; ++r) {
-    const auto& t = totals[static_cast<size_t>(r)];
-    terms.x[r].finish_sums(work.spec.centre, n, t[0], t[1]);
-    if constexpr (two) terms.h[r].finish_sums(work.spec.centre, n, t[2], t[3]);
-  }
-  segment_gradient<T, cell, norm, kRows>(work, rows, sums, segment, terms);
-}
-
-/// target += the sum of the rows' f(row)[at] over n elements.
-template <int kRows, class T, class F>
-HWY_INLINE void add_rows(T* target, int64_t n, F&& f) {
-  for_each_vector<T>(n, [&](auto at) HWY_ATTR {
-    Vec<T> total = at.load(target);
-    for (int r = 0; r < kRows; ++r) total = hn::Add(total, at.load(f(r)));
-    at.store(target, total);
-  });
-}
-
-template <class T, Cell cell, TermNorm norm, int kRows>
-void some_terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums) {
-  using S = Segments<cell, norm>;
   const int64_t hidden = work.spec.hidden;
-  const RecurrentSums at_sum(work.spec);
-  constexpr bool normalised = norm == TermNorm::terms || norm == TermNorm::gates;
-  if (sums) {
-    if (!normalised) add_rows<kRows>(sums + at_sum.bias, S::gates * hidden, [&](int r) { return rows[r].pre_x; });
-    if (cell == Cell::gru) add_rows<kRows>(sums + at_sum.n_bias, hidden, [&](int r) { return rows[r].pre_h + 2 * hidden; });
-  }
-  if constexpr (normalised)
-    for (int s = 0; s < S::count; ++s) segment_backward<T, cell, norm, kRows>(work, rows, sums, s);
+  const auto make = [&](int gate, auto&& activation) HWY_ATTR {
+    const T* const gain_x = (two ? work.parts.gain_ih : work.parts.gain_hh) + gate * hidden;
+    const T *const gain_h = work.parts.gain_hh + gate * hidden, *const bias = work.parts.bias + gate * hidden;
+    NormalGate<T, norm> in[kRows];
+    T* out[kRows];
+    for (int r = 0; r < kRows; ++r) in[r] = NormalGate<T, norm>(work.spec, rows[r], gate), out[r] = rows[r].pre_x + gate * hidden;
+    for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
+      const Vec<T> gx = at.load(gain_x), gh = at.load(gain_h), b = at.load(bias);
+      for (int r = 0; r < kRows; ++r) {
+        fetch_next(in[r].a_x, 4 * hidden, at);
+        Vec<T> sum = hn::MulAdd(in[r].x_hat(at), gx, b);
+        if constexpr (two) {
+          fetch_next(in[r].a_h, 4 * hidden, at);
+          sum = hn::MulAdd(in[r].h_hat(at), gh, sum);
+        }
+        at.store(out[r], activation(sum));
+      }
+    });
+  };
+  for (const int gate : {0, 1, 3}) make(gate, [](Vec<T> v) HWY_ATTR { return sigmoid(v); });
+  make(2, [](Vec<T> v) HWY_ATTR { return tanh(v); });
 }
 
-// From the gradients of the summed inputs to those of a_x and a_h, and the sums of biases and gains. Rows are added one after the other, whether they
-// come as a group or alone.
-template <class T, Cell cell, TermNorm norm>
-void terms_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
-  if (count == kGroup) return some_terms_backward<T, cell, norm, kGroup>(work, rows, sums);
-  for (int i = 0; i < count; ++i) some_terms_backward<T, cell, norm, 1>(work, rows + i, sums);
-}
-
-/// One of an LSTM's gates: as forward left it or, where rows of summed inputs are normalised, made anew from those, which backward reads anyway.
-template <class T, TermNorm norm, int gate>
-struct Gate {
+/// Where the gates of a row are, in the thread's own registers or stack: what a loop writes could change what stands elsewhere, and it would read
+/// all of it again.
+template <class T, TermNorm norm>
+struct GateSource {
   static constexpr bool two = norm == TermNorm::terms, anew = two || norm == TermNorm::gates;
 
+  GateSource(const RecurrentBackward<T>& work, const BackwardRow<T>& r)
+      : hidden(work.spec.hidden),
+        gates(anew ? r.pre_x : r.gates),
+        gain_x(two ? work.parts.gain_ih : work.parts.gain_hh),
+        gain_h(work.parts.gain_hh),
+        pre(r.pre_x) {
+    if constexpr (anew)
+      for (int gate = 0; gate < 4; ++gate) in[gate] = NormalGate<T, norm>(work.spec, r, gate);
+  }
+
+  int64_t hidden;
+  const T *gates, *gain_x, *gain_h;
+  T* pre;
+  NormalGate<T, norm> in[4];
+};
+
+/// One of an LSTM's gates.
+template <class T, TermNorm norm, int gate>
+struct Gate {
+  using Source = GateSource<T, norm>;
+
   template <class At>
-  HWY_INLINE Gate(const RecurrentBackward<T>& work, const BackwardRow<T>& r, At at) : pre(r.pre_x + gate * work.spec.hidden) {
-    using S = Segments<Cell::lstm, norm>;
-    const int64_t width = 4 * work.spec.hidden, i = gate * work.spec.hidden;
-    if constexpr (!anew) {
-      fetch_next(r.gates + i, width, at);
-      value = at.load(r.gates + i);
-      return;
-    }
-    fetch_next(r.a_x + i, width, at);
-    x_hat = Normaliser<T>(r.statistics + 3 * S::of(gate))(at.load(r.a_x + i));
-    gain_x = at.load((two ? work.parts.gain_ih : work.parts.gain_hh) + i);
-    Vec<T> sum = hn::MulAdd(x_hat, gain_x, at.load(work.parts.bias + i));
-    if constexpr (two) {
-      fetch_next(r.a_h + i, width, at);
-      h_hat = Normaliser<T>(r.statistics + 3 * (S::count + S::of(gate)))(at.load(r.a_h + i));
-      gain_h = at.load(work.parts.gain_hh + i);
-      sum = hn::Add(sum, hn::Mul(h_hat, gain_h));
-    }
-    value = gate == 2 ? tanh(sum) : sigmoid(sum);
+  HWY_INLINE Gate(const Source& s, At at) : value(at.load(s.gates + gate * s.hidden)) {
+    if (!Source::anew) fetch_next(s.gates + gate * s.hidden, 4 * s.hidden, at);
   }
 
   /// Writes the gradient of the summed input; the terms of the row's sums grow.
   template <class At>
-  HWY_INLINE void give(At at, Vec<T> gradient, Vec<T>* terms) const {
-    at.store(pre, gradient);
-    if constexpr (anew) {
-      const Vec<T> a = hn::Mul(gradient, gain_x);
-      terms[0] = hn::Add(terms[0], a);
-      terms[1] = hn::MulAdd(a, x_hat, terms[1]);
+  HWY_INLINE void give(const Source& s, At at, Vec<T> gradient, Vec<T>* sums) const {
+    const int64_t i = gate * s.hidden;
+    at.store(s.pre + i, gradient);
+    if constexpr (Source::anew) {
+      const Vec<T> a = at.keep(hn::Mul(gradient, at.load(s.gain_x + i)));
+      sums[0] = hn::Add(sums[0], a);
+      sums[1] = hn::MulAdd(a, s.in[gate].x_hat(at), sums[1]);
     }
-    if constexpr (two) {
-      const Vec<T> a = hn::Mul(gradient, gain_h);
-      terms[2] = hn::Add(terms[2], a);
-      terms[3] = hn::MulAdd(a, h_hat, terms[3]);
+    if constexpr (Source::two) {
+      const Vec<T> a = at.keep(hn::Mul(gradient, at.load(s.gain_h + i)));
+      sums[2] = hn::Add(sums[2], a);
+      sums[3] = hn::MulAdd(a, s.in[gate].h_hat(at), sums[3]);
     }
   }
 
-  T* pre;
-  Vec<T> value, x_hat, gain_x, h_hat, gain_h;
+  Vec<T> value;
 };
 
 // Gives the gradient of tanh's argument k, and writes that of o.
 template <class T, TermNorm norm, class At>
-HWY_INLINE Vec<T> argument_gradient(const RecurrentBackward<T>& work, const BackwardRow<T>& r, At at, Vec<T> k, Vec<T>* terms) {
-  fetch_next(r.raw_c, work.spec.hidden, at);
-  fetch_next(r.dy, work.spec.hidden, at);
-  const Gate<T, norm, 3> o(work, r, at);
-  const Vec<T> t = tanh(k), dh = hn::Add(at.load(r.dy), at.load(r.dh));
-  o.give(at, hn::Mul(hn::Mul(dh, t), sigmoid_slope(o.value)), terms);
+HWY_INLINE Vec<T> argument_gradient(const GateSource<T, norm>& s, At at, Vec<T> k, Vec<T> dh, Vec<T>* sums) {
+  const Gate<T, norm, 3> o(s, at);
+  const Vec<T> t = tanh(k);
+  o.give(s, at, hn::Mul(hn::Mul(dh, t), sigmoid_slope(o.value)), sums);
   return hn::Mul(hn::Mul(dh, o.value), tanh_slope(t));
 }
 
-// From the gradient of c to those of i, f, g and, in r.dc, of the c before.
+// From the gradient of c to those of i, f, g; gives that of the c before.
 template <class T, TermNorm norm, class At>
-HWY_INLINE void gate_gradients(const RecurrentBackward<T>& work, const BackwardRow<T>& r, At at, Vec<T> dc, Vec<T> before, Vec<T>* terms) {
+HWY_INLINE Vec<T> gate_gradients(const GateSource<T, norm>& s, At at, Vec<T> dc, Vec<T> before, Vec<T>* sums) {
   constexpr int apart = norm == TermNorm::gates ? 2 : 0;  // each gate's sums are its own, or all are one
-  const Gate<T, norm, 0> i(work, r, at);
-  const Gate<T, norm, 1> f(work, r, at);
-  const Gate<T, norm, 2> g(work, r, at);
-  i.give(at, hn::Mul(hn::Mul(dc, g.value), sigmoid_slope(i.value)), terms);
-  f.give(at, hn::Mul(hn::Mul(dc, before), sigmoid_slope(f.value)), terms + apart);
-  g.give(at, hn::Mul(hn::Mul(dc, i.value), tanh_slope(g.value)), terms + 2 * apart);
-  at.store(r.dc, hn::Mul(dc, f.value));
+  const Gate<T, norm, 0> i(s, at);
+  const Gate<T, norm, 1> f(s, at);
+  const Gate<T, norm, 2> g(s, at);
+  i.give(s, at, hn::Mul(hn::Mul(dc, g.value), sigmoid_slope(i.value)), sums);
+  g.give(s, at, hn::Mul(hn::Mul(dc, i.value), tanh_slope(g.value)), sums + 2 * apart);
+  f.give(s, at, hn::Mul(hn::Mul(dc, before), sigmoid_slope(f.value)), sums + apart);
+  return hn::Mul(dc, f.value);
 }
 
 /// What this step's f was multiplied with: c, or K(c).
 template <class T>
 struct CBefore {
   CBefore(const RecurrentBackward<T>& work, const BackwardRow<T>& r)
-      : c(r.c_before), gain(work.parts.gain_c), bias(work.parts.bias_c), normal(r.statistics_before != nullptr) {
+      : hidden(work.spec.hidden), c(r.c_before), gain(work.parts.gain_c), bias(work.parts.bias_c), normal(r.statistics_before != nullptr) {
     if (normal) x_hat = Normaliser<T>(r.statistics_before);
   }
   template <class At>
   HWY_INLINE Vec<T> operator()(At at) const {
+    fetch_next(c, hidden, at);
     return normal ? hn::MulAdd(x_hat(at.load(c)), at.load(gain), at.load(bias)) : at.load(c);
   }
 
+  int64_t hidden;
   const T *c, *gain, *bias;
   bool normal;
   Normaliser<T> x_hat;
@@ -265,14 +161,36 @@ struct CBefore {
 template <class T, class Gradient>
 HWY_INLINE void lstm_gates_backward(const RecurrentBackward<T>& work, const BackwardRow<T>& r, Gradient dc_at) {
   const CBefore<T> before(work, r);
-  for_each_vector<T>(work.spec.hidden, [&](auto at) HWY_ATTR { gate_gradients<T, TermNorm::none>(work, r, at, dc_at(at), before(at), nullptr); });
+  const GateSource<T, TermNorm::none> source(work, r);
+  T* const dc = r.dc;
+  for_each_vector<T>(work.spec.hidden, [&](auto at) HWY_ATTR { at.store(dc, gate_gradients(source, at, dc_at(at), before(at), nullptr)); });
 }
 
 template <class T>
-void plain_lstm_row(const RecurrentBackward<T>& work, const BackwardRow<T>& r) {
+void plain_lstm_row(const RecurrentBackward<T>& work, const BackwardRow<T>& row) {
+  const BackwardRow<T> r = row;
+  const int64_t hidden = work.spec.hidden;
+  const GateSource<T, TermNorm::none> source(work, r);
   lstm_gates_backward<T>(work, r, [&](auto at) HWY_ATTR {
-    return hn::Add(at.load(r.dc), argument_gradient<T, TermNorm::none>(work, r, at, at.load(r.raw_c), nullptr));
+    fetch_next(r.raw_c, hidden, at);
+    fetch_next(r.dy, hidden, at);
+    const Vec<T> dh = hn::Add(at.load(r.dy), at.load(r.dh));
+    return hn::Add(at.load(r.dc), argument_gradient(source, at, at.load(r.raw_c), dh, nullptr));
   });
+}
+
+/// K sums over [0, n) of a row: f(at, sums) adds its terms to them.
+template <int K, class T, class F>
+HWY_INLINE void grown_sums(int64_t n, double* totals, F&& f) {
+  for (int64_t begin = 0; begin < n; begin += sum_chunk) {
+    const int64_t end = std::min(n, begin + sum_chunk), step = lanes<T>();
+    Vec<T> sums[K];
+    for (Vec<T>& sum : sums) sum = zero<T>();
+    int64_t i = begin;
+    for (; i + step <= end; i += step) f(WholeVector<T>{i}, sums);
+    if (i < end) f(PartialVector<T>{i, end - i}, sums);
+    for (int k = 0; k < K; ++k) totals[k] += static_cast<double>(sum_lanes<T>(sums[k]));
+  }
 }
 
 /// Sums of an LSTM's row: those of i, f and g (of each, or of all), and those of o.
@@ -280,90 +198,109 @@ template <TermNorm norm>
 struct LstmSums {
   static constexpr int of_o = norm == TermNorm::terms ? 4 : norm == TermNorm::gates ? 2 : 0;
   static constexpr int others = norm == TermNorm::terms ? 4 : norm == TermNorm::gates ? 6 : 1;  // none: an idle one
-  double sums[others + of_o];
+  double others_sums[others] = {}, k_and_o[2 + of_o] = {};
+  /// Of segment s: its number-th.
+  double of(int s, int number) const {
+    if (norm == TermNorm::terms) return others_sums[number] + k_and_o[2 + number];
+    return s < 3 ? others_sums[2 * s + number] : k_and_o[2 + number];
+  }
 };
 
-// With K over the row. dk, the gradient of K(c), passes through dh.
+// The output: from the gradient of h to that of o and, in dh, of K(c), with their sums.
 template <class T, TermNorm norm>
-LstmSums<norm> normalised_lstm_row(const RecurrentBackward<T>& work, const BackwardRow<T>& r, T* sums) {
+void lstm_output_backward(const RecurrentBackward<T>& work, const BackwardRow<T>& row, LstmSums<norm>& totals) {
+  const BackwardRow<T> r = row;
+  const int64_t hidden = work.spec.hidden;
+  const bool carry = work.spec.carry;
+  const T *const gain = work.parts.gain_c, *const bias = work.parts.bias_c;
+  const GateSource<T, norm> source(work, r);
+  const Normaliser<T> x_hat(r.statistics + work.spec.statistics() - 3);
+  grown_sums<2 + LstmSums<norm>::of_o, T>(hidden, totals.k_and_o, [&](auto at, Vec<T>* sums) HWY_ATTR {
+    fetch_next(r.raw_c, hidden, at);
+    fetch_next(r.dy, hidden, at);
+    const Vec<T> normal = x_hat(at.load(r.raw_c)), dh = hn::Add(at.load(r.dy), at.load(r.dh));
+    Vec<T> dk = argument_gradient(source, at, hn::MulAdd(normal, at.load(gain), at.load(bias)), dh, sums + 2);
+    if (carry) dk = hn::Add(dk, at.load(r.dc));
+    at.store(r.dh, dk);
+    const Vec<T> a = at.keep(hn::Mul(dk, at.load(gain)));
+    sums[0] = hn::Add(sums[0], a);
+    sums[1] = hn::MulAdd(a, normal, sums[1]);
+  });
+}
+
+// Through K: in dc, the gradient of c. K's sums grow.
+template <class T, TermNorm norm, int kRows>
+void cell_norm_backward(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums, const LstmSums<norm>* totals) {
   const int64_t hidden = work.spec.hidden;
   const bool carry = work.spec.carry;
   const RecurrentSums at_sum(work.spec);
-  const T *const gain = work.parts.gain_c, *const bias = work.parts.bias_c;
-  constexpr int of_k = 2 + LstmSums<norm>::of_o, others = LstmSums<norm>::others;
-  using TermsOfK = Terms<T, of_k>;
-  using OtherTerms = Terms<T, others>;
-  NormTerm<T> term(r.raw_c, r.dh, r.statistics + work.spec.statistics() - 3);
-  const auto first = row_sums<1, of_k, T>(hidden, [&](auto at, int) HWY_ATTR {
-    const Vec<T> normal = term.x_hat()(at.load(r.raw_c)), gain_at = at.load(gain);
-    TermsOfK terms;
-    for (Vec<T>& v : terms.term) v = zero<T>();
-    Vec<T> dk = argument_gradient<T, norm>(work, r, at, hn::MulAdd(normal, gain_at, at.load(bias)), terms.term + 2);
-    if (carry) dk = hn::Add(dk, at.load(r.dc));
-    at.store(r.dh, dk);
-    terms.term[0] = hn::Mul(dk, gain_at);
-    terms.term[1] = hn::Mul(terms.term[0], normal);
-    return terms;
-  });
-  term.finish_sums(work.spec.centre, hidden, first[0][0], first[0][1]);
+  const T* const gain = work.parts.gain_c;
   T *const dgain = sums ? sums + at_sum.gain_c : nullptr, *const dbias = sums ? sums + at_sum.bias_c : nullptr;
-  const CBefore<T> before(work, r);
-  const auto second = row_sums<1, others, T>(hidden, [&](auto at, int) HWY_ATTR {
-    const Vec<T> dk = at.load(r.dh);
-    Vec<T> gain_sum = sums ? at.load(dgain) : zero<T>();
-    const Vec<T> dc = term.gradient(at, dk, at.load(gain), gain_sum);
-    if (sums) {
-      at.store(dgain, gain_sum);
-      at.store(dbias, hn::Add(at.load(dbias), dk));
+  NormTerm<T> terms[kRows];
+  T* dc[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    terms[r] = NormTerm<T>(rows[r].raw_c, rows[r].dh, rows[r].statistics + work.spec.statistics() - 3);
+    terms[r].finish_sums(work.spec.centre, hidden, totals[r].k_and_o[0], totals[r].k_and_o[1]);
+    dc[r] = rows[r].dc;
+  }
+  for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
+    const Vec<T> gain_at = at.load(gain);
+    Vec<T> gain_sum = sums ? at.load(dgain) : zero<T>(), bias_sum = sums ? at.load(dbias) : zero<T>();
+    for (int r = 0; r < kRows; ++r) {
+      const Vec<T> dk = at.load(terms[r].pre), gradient = terms[r].gradient(at, dk, gain_at, gain_sum);
+      bias_sum = hn::Add(bias_sum, dk);
+      at.store(dc[r], carry ? gradient : hn::Add(gradient, at.load(dc[r])));
     }
-    OtherTerms terms;
-    for (Vec<T>& v : terms.term) v = zero<T>();
-    gate_gradients<T, norm>(work, r, at, carry ? dc : hn::Add(dc, at.load(r.dc)), before(at), terms.term);
-    return terms;
+    if (!sums) return;
+    at.store(dgain, gain_sum);
+    at.store(dbias, bias_sum);
   });
-  LstmSums<norm> result;
-  std::copy(second[0].begin(), second[0].end(), result.sums);
-  std::copy(first[0].begin() + 2, first[0].end(), result.sums + others);
-  return result;
 }
 
-// A group whose gates are made anew.
+// From the gradient of c to those of i, f and g, with their sums, and of the c before.
 template <class T, TermNorm norm>
-void normalised_lstm_group(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
+void lstm_gates_backward(const RecurrentBackward<T>& work, const BackwardRow<T>& row, LstmSums<norm>& totals) {
+  const CBefore<T> before(work, row);
+  const GateSource<T, norm> source(work, row);
+  T* const dc = row.dc;
+  grown_sums<LstmSums<norm>::others, T>(work.spec.hidden, totals.others_sums, [&](auto at, Vec<T>* sums) HWY_ATTR {
+    at.store(dc, gate_gradients(source, at, at.load(dc), before(at), sums));
+  });
+}
+
+// With K over the row, and summed inputs normalised or not.
+template <class T, TermNorm norm, int kRows>
+void normalised_lstm_rows(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, T* sums) {
   using S = Segments<Cell::lstm, norm>;
   constexpr bool two = norm == TermNorm::terms;
-  SegmentTerms<T, kGroup> terms[S::count];
-  for (int i = 0; i < count; ++i) {
-    LstmSums<norm> totals = normalised_lstm_row<T, norm>(work, rows[i], sums);
-    if constexpr (two)
-      for (int k = 0; k < 4; ++k) totals.sums[k] += totals.sums[4 + k];
-    for (int s = 0; s < S::count; ++s) {
-      NormTerm<T>&x = terms[s].x[i], &h = terms[s].h[i];
-      const double* const total = totals.sums + 2 * s;
-      const int64_t n = S::size(s) * work.spec.hidden;
-      set_terms<T, Cell::lstm, norm>(work, rows[i], s, x, h);
-      x.finish_sums(work.spec.centre, n, total[0], total[1]);
-      if constexpr (two) h.finish_sums(work.spec.centre, n, total[2], total[3]);
-    }
-  }
+  LstmSums<norm> totals[kRows];
+  if constexpr (GateSource<T, norm>::anew) make_gates<T, norm, kRows>(work, rows);
+  for (int i = 0; i < kRows; ++i) lstm_output_backward<T, norm>(work, rows[i], totals[i]);
+  cell_norm_backward<T, norm, kRows>(work, rows, sums, totals);
+  for (int i = 0; i < kRows; ++i) lstm_gates_backward<T, norm>(work, rows[i], totals[i]);
+  if constexpr (!GateSource<T, norm>::anew) return some_terms_backward<T, Cell::lstm, norm, kRows>(work, rows, sums);
   for (int s = 0; s < S::count; ++s) {
-    if (count == kGroup) {
-      segment_gradient<T, Cell::lstm, norm, kGroup>(work, rows, sums, s, terms[s]);
-      continue;
+    SegmentTerms<T, kRows> terms;
+    const int64_t n = S::size(s) * work.spec.hidden;
+    for (int i = 0; i < kRows; ++i) {
+      set_terms<T, Cell::lstm, norm>(work, rows[i], s, terms.x[i], terms.h[i]);
+      terms.x[i].finish_sums(work.spec.centre, n, totals[i].of(s, 0), totals[i].of(s, 1));
+      if constexpr (two) terms.h[i].finish_sums(work.spec.centre, n, totals[i].of(s, 2), totals[i].of(s, 3));
     }
-    for (int i = 0; i < count; ++i) segment_gradient<T, Cell::lstm, norm, 1>(work, rows + i, sums, s, {{terms[s].x[i]}, {terms[s].h[i]}});
+    segment_gradient<T, Cell::lstm, norm, kRows>(work, rows, sums, s, terms);
   }
 }
 
 template <class T, TermNorm norm>
 void lstm_group(const RecurrentBackward<T>& work, const BackwardRow<T>* rows, int count, T* sums) {
-  if constexpr (norm == TermNorm::terms || norm == TermNorm::gates) {
-    normalised_lstm_group<T, norm>(work, rows, count, sums);
-  } else {
-    for (int i = 0; i < count; ++i)
-      work.spec.normalise_c ? void(normalised_lstm_row<T, norm>(work, rows[i], sums)) : plain_lstm_row<T>(work, rows[i]);
-    terms_backward<T, Cell::lstm, norm>(work, rows, count, sums);
+  if constexpr (!GateSource<T, norm>::anew) {
+    if (!work.spec.normalise_c) {
+      for (int i = 0; i < count; ++i) plain_lstm_row<T>(work, rows[i]);
+      return terms_backward<T, Cell::lstm, norm>(work, rows, count, sums);
+    }
   }
+  if (count == kGroup) return normalised_lstm_rows<T, norm, kGroup>(work, rows, sums);
+  for (int i = 0; i < count; ++i) normalised_lstm_rows<T, norm, 1>(work, rows + i, sums);
 }
 
 template <class T, TermNorm norm>

@@ -244,12 +244,15 @@ void input_product(const RecurrentForward<T>& w, const Share& share, int64_t fir
     for (int64_t step = first; step < last; ++step) product(share.cell_rows(w.steps.alive[step]), {panel, panel + 1}, step);
 }
 
-/// Steps whose inputs a thread multiplies at once: one where the weight stays in its cache, so that the cell finds the product there too.
+/// The end of the steps whose inputs a thread multiplies together: one step where the weight stays in its cache, so that the cell finds the product
+/// there too.
 template <class T>
-int64_t input_steps(const RecurrentForward<T>& w, const Share& share) {
+int64_t input_end(const RecurrentForward<T>& w, const Share& share, int64_t first) {
   constexpr int64_t in_cache = int64_t{1} << 18;  // bytes
-  const bool stays = w.weight_ih->k * w.weight_ih->n * static_cast<int64_t>(sizeof(T)) <= in_cache;
-  return stays && !share.together ? 1 : w.steps.last - w.steps.first;
+  if (!share.together && w.weight_ih->k * w.weight_ih->n * static_cast<int64_t>(sizeof(T)) <= in_cache) return first + 1;
+  int64_t end = first;
+  for (int64_t rows = 0; end < w.steps.last && (end == first || rows < w.input_rows); ++end) rows += w.steps.alive[end];
+  return end;
 }
 
 /// A share of a step's recurrent product.
@@ -271,10 +274,13 @@ void walk(const RecurrentForward<T>& w) {
   const GroupFn<T> group = group_of<T>(w.spec);
   detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) HWY_ATTR {
     const Share share(team, w.steps, panel_count(*w.weight), kTileRows);
-    const int64_t at_once = w.weight_ih ? input_steps(w, share) : 1;
+    int64_t multiplied = w.steps.first;  // the inputs of the steps before this one are
     for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
       const int64_t alive = w.steps.alive[step];
-      if (w.weight_ih && (step - w.steps.first) % at_once == 0) input_product(w, share, step, std::min(step + at_once, w.steps.last));
+      if (w.weight_ih && step == multiplied) {
+        multiplied = input_end(w, share, step);
+        input_product(w, share, step, multiplied);
+      }
       product(w, step, share.product_rows(alive), share.panels);
       share.meet();
       cells(w, group, step, share.cell_rows(alive));

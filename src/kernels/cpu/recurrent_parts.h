@@ -33,10 +33,10 @@ const RecurrentBackwardPart<float>& recurrent_backward_part();
 template <>
 const RecurrentBackwardPart<double>& recurrent_backward_part();
 
-/// Sequences in blocks, by the batch alone: at most 16, of a multiple of 4. Each has partial sums of its own, so that these do not depend on the
-/// threads.
+/// Sequences in blocks, by the batch alone: at most kSumParts, of a multiple of 4. Each has partial sums of its own, so that these do not depend on
+/// the threads.
 struct RowBlocks {
-  explicit RowBlocks(int64_t batch) : rows((batch + 63) / 64 * 4), count((batch + rows - 1) / rows), batch_(batch) {}
+  explicit RowBlocks(int64_t batch) : rows((batch + 4 * kSumParts - 1) / (4 * kSumParts) * 4), count((batch + rows - 1) / rows), batch_(batch) {}
   int64_t rows, count;
   int64_t begin(int64_t block) const { return std::min(block * rows, batch_); }
 

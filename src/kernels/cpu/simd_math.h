@@ -10,6 +10,7 @@
 #include <hwy/contrib/math/math-inl.h>
 
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "kernels/cpu/simd.h"
@@ -73,22 +74,22 @@ HWY_INLINE V log1p(V x) {
 // ---- tanh and the logistic function, to 2.5 units in the last place over the whole line ----
 // e^t = 2^n (1 + p) with t = n ln 2 + r, |r| <= ln(2)/2, and p = e^r - 1 = r + r^2 Q(r). Q interpolates (e^r - 1 - r) / r^2 at Chebyshev nodes
 // (relative error of p 2.4e-8 for float, 5.4e-19 for double); ln 2 comes in two parts, the first with so few digits that its products with n are
-// exact.
+// exact. Signs and powers of two are in the constants, and the bounds let NaN pass: a recurrent layer spends much of its time here.
 
 template <class T>
 struct ExpTable;
 template <>
 struct ExpTable<float> {
-  static constexpr float kRound = 12582912.0f;  // 1.5 2^23: adding it leaves the nearest whole number in the last digits
-  static constexpr int kDigits = 23, kBias = 127;
+  static constexpr int kDigits = 23;
+  static constexpr float kRound = 12582912.0f + 127;  // 1.5 2^23: adding it leaves the nearest whole number in the last digits, with 2^n's bias
   static constexpr double kLn2High = 0.693359375, kLn2Low = -2.12194440054690583e-4;
   static constexpr double kLargest = 88, kTanhIsOne = 9.1;
   static constexpr float kRest[] = {0.5f, 0.166665764f, 0.0416665538f, 0.00836328122f, 0.00139263112f};
 };
 template <>
 struct ExpTable<double> {
-  static constexpr double kRound = 6755399441055744.0;
-  static constexpr int kDigits = 52, kBias = 1023;
+  static constexpr int kDigits = 52;
+  static constexpr double kRound = 6755399441055744.0 + 1023;
   static constexpr double kLn2High = 0.693147180369123816490, kLn2Low = 1.90821492927058770002e-10;
   static constexpr double kLargest = 709, kTanhIsOne = 19.1;
   static constexpr double kRest[] = {0.5,
@@ -104,6 +105,16 @@ struct ExpTable<double> {
                                      2.091481670571617e-9};
 };
 
+/// The coefficients of 2 Q(2 r).
+template <class T, size_t n = std::size(ExpTable<T>::kRest)>
+struct TwiceTheRest {
+  constexpr TwiceTheRest() {
+    T factor = 2;
+    for (size_t i = 0; i < n; ++i, factor *= 2) values[i] = factor * ExpTable<T>::kRest[i];
+  }
+  T values[n] = {};
+};
+
 template <class V, size_t n>
 HWY_INLINE V polynomial(V x, const Lane<V> (&coefficients)[n]) {
   const hn::DFromV<V> d;
@@ -112,35 +123,56 @@ HWY_INLINE V polynomial(V x, const Lane<V> (&coefficients)[n]) {
   return y;
 }
 
-/// e^t = first (1 + second) for |t| <= kLargest.
+/// v, but no more (no less) than the bound; NaN stays. (Of two operands of which one is NaN, x86's instructions give the second.)
 template <class V>
-HWY_INLINE Two<V> exp_parts(V t) {
-  using Table = ExpTable<Lane<V>>;
-  const hn::RebindToSigned<hn::DFromV<V>> whole;
-  constexpr double kInverseLn2 = 1.44269504088896340736;
-  const V rounded = hn::MulAdd(t, constant<V>(kInverseLn2), constant<V>(Table::kRound)), n = hn::Sub(rounded, constant<V>(Table::kRound));
-  const V r = hn::NegMulAdd(n, constant<V>(Table::kLn2Low), hn::NegMulAdd(n, constant<V>(Table::kLn2High), t));
-  const auto exponent = hn::ShiftLeft<Table::kDigits>(hn::Add(hn::BitCast(whole, rounded), hn::Set(whole, Table::kBias)));
-  return {hn::BitCast(hn::DFromV<V>(), exponent), hn::MulAdd(hn::Mul(r, r), polynomial(r, Table::kRest), r)};
+HWY_INLINE V at_most(V v, double bound) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Min(constant<V>(bound), v);
+#else
+  return hn::IfThenElse(hn::Lt(constant<V>(bound), v), constant<V>(bound), v);
+#endif
+}
+template <class V>
+HWY_INLINE V at_least(V v, double bound) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+  return hn::Max(constant<V>(bound), v);
+#else
+  return hn::IfThenElse(hn::Lt(v, constant<V>(bound)), constant<V>(bound), v);
+#endif
 }
 
-/// With m = e^(-2|x|) - 1, exact to its last digits also near 0: tanh |x| = -m / (2 + m).
+/// n, the whole number nearest t scale, as the first, and 2^n.
+template <class V>
+HWY_INLINE Two<V> whole_part(V t, double scale) {
+  using Table = ExpTable<Lane<V>>;
+  const hn::RebindToSigned<hn::DFromV<V>> whole;
+  const V rounded = hn::MulAdd(t, constant<V>(scale), constant<V>(Table::kRound));
+  return {hn::Sub(rounded, constant<V>(Table::kRound)), hn::BitCast(hn::DFromV<V>(), hn::ShiftLeft<Table::kDigits>(hn::BitCast(whole, rounded)))};
+}
+inline constexpr double kInverseLn2 = 1.44269504088896340736;
+
+/// With m = e^(-2|x|) - 1, exact to its last digits also near 0: tanh |x| = -m / (2 + m). Here r, p and m are the halves of these.
 template <class V>
 HWY_INLINE V tanh(V x) {
-  const V minus_twice = hn::Mul(hn::Min(hn::Abs(x), constant<V>(ExpTable<Lane<V>>::kTanhIsOne)), constant<V>(-2));
-  const Two<V> parts = exp_parts(minus_twice);
-  const V m = hn::MulAdd(parts.first, parts.second, hn::Sub(parts.first, constant<V>(1)));
-  const V y = hn::CopySign(hn::Div(m, hn::Add(m, constant<V>(2))), x);
-  return hn::IfThenElse(hn::IsNaN(x), x, y);
+  using Table = ExpTable<Lane<V>>;
+  static constexpr TwiceTheRest<Lane<V>> rest;
+  const V t = at_least(hn::Or(x, hn::SignBit(hn::DFromV<V>())), -Table::kTanhIsOne);
+  const Two<V> n = whole_part(t, 2 * kInverseLn2);
+  const V r = hn::NegMulAdd(n.first, constant<V>(Table::kLn2Low / 2), hn::NegMulAdd(n.first, constant<V>(Table::kLn2High / 2), t));
+  const V p = hn::MulAdd(hn::Mul(r, r), polynomial(r, rest.values), r);
+  const V m = hn::MulAdd(n.second, p, hn::MulSub(n.second, constant<V>(0.5), constant<V>(0.5)));
+  return hn::CopySign(hn::Div(m, hn::Add(m, constant<V>(1))), x);
 }
 
 /// 1 / (1 + e^-x); below -kLargest the result counts as 0, as all denormals do.
 template <class V>
 HWY_INLINE V sigmoid(V x) {
-  const V limit = constant<V>(ExpTable<Lane<V>>::kLargest);
-  const Two<V> parts = exp_parts(hn::Min(hn::Max(hn::Neg(x), hn::Neg(limit)), limit));
-  const V y = hn::Div(constant<V>(1), hn::Add(constant<V>(1), hn::MulAdd(parts.first, parts.second, parts.first)));
-  return hn::IfThenElse(hn::IsNaN(x), x, y);
+  using Table = ExpTable<Lane<V>>;
+  const V t = at_most(at_least(x, -Table::kLargest), Table::kLargest);
+  const Two<V> n = whole_part(t, -kInverseLn2);
+  const V r = hn::NegMulAdd(n.first, constant<V>(Table::kLn2Low), hn::NegMulSub(n.first, constant<V>(Table::kLn2High), t));
+  const V p = hn::MulAdd(hn::Mul(r, r), polynomial(r, Table::kRest), r);
+  return hn::Div(constant<V>(1), hn::Add(constant<V>(1), hn::MulAdd(n.second, p, n.second)));
 }
 
 /// log(1 + e^x) = max(x, 0) + log1p(e^-|x|).
