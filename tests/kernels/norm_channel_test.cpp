@@ -58,6 +58,7 @@ std::vector<ChannelNorm> channel_shapes() {
           {.batch = 129, .channels = 31},
           {.batch = 70, .channels = 520},
           {.batch = 130, .channels = 1000},
+          {.batch = 130, .channels = 1100},
           {.batch = 300, .channels = 600},
           {.batch = 2, .channels = 3, .space = 2},
           {.batch = 5, .channels = 20, .space = 49},

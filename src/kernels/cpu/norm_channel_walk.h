@@ -42,7 +42,7 @@ struct Cut {
   bool small;  // the tensor fits in the threads' own caches: a thread reads fast what it has read before, and short rows cost nothing
 
   Cut(const ChannelNorm& spec, int64_t element_bytes) {
-    constexpr int64_t rows = 128, units = 16;
+    constexpr int64_t rows = 128, units = 16, even = 64;
     small = spec.batch * spec.channels * spec.space * element_bytes <= (int64_t{1} << 20);
     if (spec.space == 1) {
       block = std::min(spec.channels, spec.batch <= rows ? 256 : max_block);
@@ -54,6 +54,9 @@ struct Cut {
       group = std::max<int64_t>(1, spec.batch / units);
       block = std::clamp<int64_t>(spec.channels * spec.batch / units, 1, std::min(spec.channels, max_block));
     }
+    blocks = (spec.channels + block - 1) / block;
+    // About equal blocks: threads take neighbours, and one that is a sliver would leave its thread without work.
+    if (block > even) block = std::min(block, ((spec.channels + blocks - 1) / blocks + even - 1) / even * even);
     blocks = (spec.channels + block - 1) / block;
     groups = (spec.batch + group - 1) / group;
   }
@@ -74,11 +77,12 @@ Piece piece(const ChannelNorm& spec, const Cut& cut, int64_t block, int64_t grou
 
 int64_t offset_of(const ChannelNorm& spec, int64_t n, int64_t c) { return (n * spec.channels + c) * spec.space; }
 
-// Rows [first, last) from channel c on, kRows at a time that begin equally far from an aligned vector, if there are enough of them:
+// Rows [first, last) from channel c on, kRows at a time that begin equally far from an aligned vector, if there are enough of them and they are not
+// so short that two partial vectors cost more than vectors that straddle lines:
 // f(kRows or 1, first row, step to the next, elements before the first aligned vector).
 template <class T, int64_t kRows, class F>
 HWY_INLINE void for_each_rows(const ChannelNorm& spec, int64_t first, int64_t last, int64_t c, F f) {
-  const int64_t period = row_period<T>(spec.channels), step = last - first >= 4 * period ? period : 1;
+  const int64_t period = row_period<T>(spec.channels), step = spec.channels >= 4 * lanes<T>() && last - first >= 4 * period ? period : 1;
   for (int64_t n = first; n < first + step; ++n) {
     const int64_t head = step == period ? to_aligned<T>(n * spec.channels + c) : 0;
     int64_t row = n;
@@ -170,8 +174,9 @@ void for_each_in_order(const ChannelNorm& spec, F f) {
 // All elements in memory order, on all threads; `result` is what f writes.
 template <class T, class F>
 void for_each_element(const ChannelNorm& spec, const T* result, F f) {
-  streams(result, spec.batch * spec.channels * spec.space) ? for_each_in_order<T, StreamedVector>(spec, f)
-                                                           : for_each_in_order<T, WholeVector>(spec, f);
+  streams(result, spec.batch * spec.channels * spec.space, spec.space == 1 ? spec.channels : spec.space)
+      ? for_each_in_order<T, StreamedVector>(spec, f)
+      : for_each_in_order<T, WholeVector>(spec, f);
 }
 
 // One pass over everything: sum(piece, totals) forms the K sums of a piece, finish(piece, totals) uses those of the whole batch.

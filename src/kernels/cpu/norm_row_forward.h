@@ -43,6 +43,12 @@ HWY_INLINE void for_each_run(const RowNorm& spec, int64_t row, F&& f) {
   }
 }
 
+// The longest run that one row's walk takes at once, see for_each_run.
+int64_t run_length(const RowNorm& spec) {
+  const int64_t period = affine_by_element(spec) ? spec.affine_count : spec.affine_inner;
+  return spec.affine_count > 0 ? std::min(spec.width, period) : spec.width;
+}
+
 // Rows this short are taken in pairs, which share the loads of gain, bias and their gradients and hide each other's latencies.
 template <class T>
 bool in_pairs(const RowNorm& spec) {
@@ -90,7 +96,7 @@ struct RowForward {
   const RowNorm& spec;
   const T *x, *gain, *bias;
   T *y, *mean, *rstd;
-  const bool streamed = streams(y, spec.rows* spec.width);
+  const bool streamed = streams(y, spec.rows* spec.width, run_length(spec));
 
   // Columns [begin, begin + n) of several rows, `head` of them before the first aligned vector.
   template <int kRows, class Gain, class Bias>

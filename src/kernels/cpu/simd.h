@@ -135,11 +135,11 @@ HWY_INLINE void for_each_vector(int64_t n, F&& f) {
   if (i < n) f(PartialVector<T>{i, n - i});
 }
 
-/// The same with a partial vector of `head` elements first (0: none), after which whole ones begin.
+/// The same with a partial vector of `head` elements first (0: none), after which whole ones begin. Less than a vector is one partial one.
 template <class T, template <class> class Whole = WholeVector, class F>
 HWY_INLINE void for_each_vector_after(int64_t head, int64_t n, F&& f) {
   const int64_t step = lanes<T>();
-  int64_t i = head < n ? head : n;
+  int64_t i = n < step ? 0 : head < n ? head : n;
   if (i > 0) f(PartialVector<T>{0, i});
   for (; i + step <= n; i += step) f(Whole<T>{i});
   if (i < n) f(PartialVector<T>{i, n - i});
