@@ -66,8 +66,8 @@ std::vector<ChannelNorm> channel_shapes() {
           {.batch = 60, .channels = 1, .space = 100},
           {.batch = 1, .channels = 2, .space = 1000},
           {.batch = 9, .channels = 16, .space = 16},
-          {.batch = 35, .channels = 24, .space = 400},
-          {.batch = 3, .channels = 40, .space = 2500}};
+          {.batch = 35, .channels = 240, .space = 40},
+          {.batch = 3, .channels = 400, .space = 250}};
 }
 
 }  // namespace
