@@ -58,7 +58,7 @@ std::vector<ChannelNorm> channel_shapes() {
           {.batch = 129, .channels = 31},
           {.batch = 70, .channels = 520},
           {.batch = 130, .channels = 1000},
-          {.batch = 130, .channels = 1100},
+          {.batch = 160, .channels = 1030},
           {.batch = 300, .channels = 600},
           {.batch = 2, .channels = 3, .space = 2},
           {.batch = 5, .channels = 20, .space = 49},
@@ -84,7 +84,7 @@ TEST_CASE("channel norm: f32 forward and backward meet the definition and f64") 
       const auto r = run_channels(spec, x, gain, bias, dy);
       const auto expected = channel_reference(spec, as_double(x), as_double(gain), as_double(bias));
       REQUIRE(first_difference(r.y, expected.y, f32_forward) == "");
-      REQUIRE(first_difference(r.mean, expected.mean, divide ? f32_mean : 1e-6) == "");  // mean-only norms take one pass
+      REQUIRE(first_difference(r.mean, expected.mean, divide ? 1e-7 : 1e-6) == "");  // mean-only norms take one pass
       if (divide) REQUIRE(first_difference(r.var, expected.var, 1e-6) == "");
       const auto exact = run_channels(spec, as_double(x), as_double(gain), as_double(bias), as_double(dy));
       REQUIRE(first_difference(exact.y, expected.y, f64_forward) == "");

@@ -13,7 +13,6 @@ using namespace lamina::kernels;
 inline constexpr double f32_forward =
     1e-5;  // a two-pass f32 kernel meets the double reference on the same inputs to some units of 1.2e-7 times |x-hat|
 inline constexpr double f32_backward = 2e-5;  // the same with one more reduction
-inline constexpr double f32_mean = 2e-7;      // its own rounding, 6e-8, and that of the sum about a value near it
 inline constexpr double f64_forward = 1e-12;  // some tens of units in the last place
 inline constexpr double difference_step = 1e-5,
                         difference_tolerance = 2e-8;  // central differences: step^2 and 1e-16 / step, times derivatives of order 10
