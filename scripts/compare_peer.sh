@@ -56,6 +56,7 @@ fi
 python3 - "$work" "$blas" docs/performance.md "$threads" <<'PYTHON'
 import datetime
 import json
+import os
 import platform
 import re
 import subprocess
@@ -78,6 +79,8 @@ begin, end = "<!-- compare_peer.sh --record writes from here -->", "<!-- to here
 if text.count(begin) != 1 or text.count(end) != 1:
     sys.exit(f"{path}: the two marks of the table are not there")
 head, rest = text.split(begin)
-open(path, "w").write(head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1])
+with open(f"{path}.partial", "w") as partial:
+    partial.write(head + begin + "\n" + "\n".join(lines) + "\n" + end + rest.split(end)[1])
+os.replace(f"{path}.partial", path)
 print(f"table written to {path}")
 PYTHON
