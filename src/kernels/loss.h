@@ -6,7 +6,7 @@
 namespace lamina::kernels {
 
 /// T = float or double. Labels are class indices; those equal to `ignore` do not count. On the CPU the caller has checked the others; on CUDA one
-/// that is out of range counts for nothing and is reported (kernels/cuda/fault.h).
+/// that is out of range is reported (kernels/cuda/fault.h), and its item's loss and gradient are 0.
 template <class T>
 struct LossKernels {
   virtual ~LossKernels() = default;

@@ -15,7 +15,7 @@ struct SoftmaxKernels {
   virtual void softmax_backward(bool log, int64_t outer, int64_t axis, int64_t inner, const T* y, const T* dy, T* dx) const = 0;
 
   /// loss[n] = -(1 - smoothing) log p[n, label] - smoothing mean_k log p[n, k]; 0 where label == ignore. Logits are [rows, classes]; lse [rows] is
-  /// log-sum-exp per row, written. Labels are checked by the caller.
+  /// log-sum-exp per row, written. Labels are as in kernels/loss.h.
   virtual void cross_entropy(int64_t rows, int64_t classes, const T* logits, const int64_t* labels, int64_t ignore, double smoothing, T* loss,
                              T* lse) const = 0;
   /// dlogits[n, k] = dloss[n] (softmax - target), rows with label == ignore 0. dloss is [rows].

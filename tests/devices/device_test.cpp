@@ -3,11 +3,13 @@
 #include <lamina/core/memory.h>
 #include <lamina/nn/layers.h>
 #include <lamina/ops/elementwise.h>
+#include <lamina/ops/loss.h>
 #include <lamina/ops/matmul.h>
 #include <lamina/ops/norm.h>
 #include <lamina/ops/reduce.h>
 #include <lamina/ops/shape_ops.h>
 
+#include <functional>
 #include <memory>
 #include <numeric>
 
@@ -140,6 +142,21 @@ TEST_CASE("H04: an index out of range is told at the next read, once, and the de
   for (size_t k = 0; k < 3; ++k) {
     CHECK(have[k] == rows[k]);
     CHECK(have[6 + k] == rows[12 + k]);
+  }
+}
+
+TEST_CASE("C08: where no label is in range the next read is the error, and nothing that was queued meanwhile became NaN", "[devices]") {
+  const Tensor labels = tensor<int64_t>({5, -1, 5}, {3});
+  const std::pair<std::string, std::function<Tensor(const Tensor&)>> losses[] = {
+      {"cross_entropy", [&](const Tensor& x) { return cross_entropy(x, labels); }},
+      {"nll_loss", [&](const Tensor& x) { return nll_loss(x, labels); }}};
+  for (const auto& [name, loss] : losses) {
+    const Tensor x = normal({3, 5}, 1).set_requires_grad();
+    const Tensor y = loss(x);
+    y.backward();
+    CHECK_THROWS_WITH(y.item(), contains("[" + name + "] labels: ") && contains("is out of range 0 to 4 (found on the GPU)"));
+    check_close(y, {0}, exact);
+    check_close(x.grad(), zeros({3, 5}), exact);
   }
 }
 

@@ -16,7 +16,7 @@ struct CrossEntropyOptions {
 /// -log softmax(logits)[label], fused and stable: logits [N, K] (or [..., K]), labels i64 [N] ([...]) of class indices.
 /// With smoothing s the target is (1 - s) one_hot + s / K (PyTorch's definition). Gradient: logits. Saves: logits, labels, log-sum-exp [N].
 /// Throws Error naming the label and its position when a label is neither ignore_index nor in 0..K-1; of labels on a GPU the next copy to the host or
-/// synchronize() does, and until then such a label counts for nothing.
+/// synchronize() does, and until then such an item's loss and gradient are 0.
 Tensor cross_entropy(const Tensor& logits, const Tensor& labels, CrossEntropyOptions options = {});
 
 /// The same from log-probabilities: -log_probs[label]. Gradient: log_probs. Saves: labels.

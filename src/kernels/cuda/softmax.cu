@@ -139,9 +139,8 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
     const bool ignored = label == targets.ignore;
     if (ignored || label < 0 || label >= classes) {
       if (!ignored && Row::Group::rank() == 0) targets.report.in_range(row, label, classes);
-      T values[vec];
-      for (int k = 0; k < vec; ++k) values[k] = ignored ? T(0) : Bounds<T>::not_a_number;
-      Row::each(classes, [&](int, int64_t column) { store<T, vec>(dx + column, values); });
+      const T zeros[vec] = {};
+      Row::each(classes, [&](int, int64_t column) { store<T, vec>(dx + column, zeros); });
       continue;
     }
     held.fill(classes, logits + row * classes, cache_of<T>(cached, classes));

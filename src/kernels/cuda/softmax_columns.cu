@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(column_threads) loss_of_parts_backward(Targets
     const bool ignored = label == targets.ignore;
     if (ignored || label < 0 || label >= targets.classes) {
       if (!ignored && mine.part == 0 && threadIdx.x == 0) targets.report.in_range(row, label, targets.classes);
-      mine.each(tiles, [&](int64_t at) { dlogits[at] = ignored ? T(0) : Bounds<T>::not_a_number; });
+      mine.each(tiles, [&](int64_t at) { dlogits[at] = T(0); });
       continue;
     }
     const LogitGradient<T> of(targets, static_cast<double>(dloss[row]), found_in_column(terms, tiles, cut, mine, parts));

@@ -33,10 +33,8 @@ struct Targets {
   __device__ void store_loss(int64_t row, dptr<const T> x, T top, double log_sum, double below, dptr<T> loss, dptr<T> lse) const {
     lse[row] = static_cast<T>(static_cast<double>(top) + log_sum);
     const int64_t label = labels[row];
-    if (label == ignore) {
+    if (label == ignore || !report.in_range(row, label, classes)) {
       loss[row] = 0;
-    } else if (!report.in_range(row, label, classes)) {
-      loss[row] = Bounds<T>::not_a_number;
     } else {
       double value = (1 - smoothing) * (log_sum - (static_cast<double>(x[label]) - static_cast<double>(top)));
       // Only then do the other classes count: a logit of -inf may stand there otherwise.
