@@ -39,13 +39,16 @@ class Complaints {
 
 const Tensor& tensor_of(const Member& member) { return member.parameter ? member.parameter->tensor() : member.buffer->tensor(); }
 
-/// The name that older files use for a norm's weight and bias: "norm.weight" -> "norm.gamma"; empty if there is none.
-std::string older_spelling(const std::string& path) {
+/// The name that other files use: older ones for a norm's weight and bias ("norm.weight" -> "norm.gamma"), those of PyTorch 2 for a weight norm's g
+/// and v ("0.weight_g" -> "0.parametrizations.weight.original0"); empty if there is none.
+std::string other_spelling(const std::string& path) {
   const size_t dot = path.rfind('.');
   const size_t start = dot == std::string::npos ? 0 : dot + 1;
-  const std::string name = path.substr(start);
-  if (name == "weight") return path.substr(0, start) + "gamma";
-  if (name == "bias") return path.substr(0, start) + "beta";
+  const std::string owner = path.substr(0, start), name = path.substr(start);
+  if (name == "weight") return owner + "gamma";
+  if (name == "bias") return owner + "beta";
+  if (name.ends_with("_g")) return owner + "parametrizations." + name.substr(0, name.size() - 2) + ".original0";
+  if (name.ends_with("_v")) return owner + "parametrizations." + name.substr(0, name.size() - 2) + ".original1";
   return "";
 }
 
@@ -99,7 +102,7 @@ class Loader {
 
   void match(const Member& member) {
     auto found = given_.find(member.path);
-    if (found == given_.end() && !paths_.contains(older_spelling(member.path))) found = given_.find(older_spelling(member.path));
+    if (found == given_.end() && !paths_.contains(other_spelling(member.path))) found = given_.find(other_spelling(member.path));
     const Tensor& mine = tensor_of(member);
     if (found == given_.end()) {
       if (member.buffer && member.buffer->is_stream()) {

@@ -4,6 +4,7 @@
 
 #include <lamina/nn/layers.h>
 #include <lamina/nn/mlp.h>
+#include <lamina/nn/rnn.h>
 #include <lamina/nn/sequential.h>
 #include <lamina/ops/elementwise.h>
 #include <lamina/ops/reduce.h>
@@ -50,6 +51,36 @@ TEST_CASE("A21: Linear with weight norm: PyTorch's names; at first the weight is
   y.backward(ones({2, 3}));
   check_close(empty.weight_norm.g.grad(), {0, 0, 0}, exact);
   CHECK_THROWS_WITH(nn::WeightNorm(Shape{}, nn::init::ones()), contains("[weight_norm] expected a weight [out, ...], got a scalar"));
+}
+
+TEST_CASE("weight norm: the names that PyTorch 2 gives to g and v load too") {
+  struct : nn::Module {
+    nn::Linear linear{2, 2, {.bias = false, .weight_norm = true}};
+    nn::LSTM lstm{{.input = 2, .hidden = 1, .norm = "weight", .bias = false}};
+    void members(nn::Visitor& v) override {
+      v("0", linear);
+      v("1", lstm);
+    }
+  } model;
+  init(model, 1);
+  const nn::StateDict here = snapshot(model);
+  nn::StateDict state;
+  for (const auto& [name, value] : here) {  // "0.weight_g" is "0.parametrizations.weight.original0" there
+    const std::string owner = name.substr(0, 2), weight = name.substr(2, name.size() - 4);
+    state.emplace_back(owner + "parametrizations." + weight + (name.ends_with("_g") ? ".original0" : ".original1"), value + 1.0);
+  }
+  CHECK(names(state) ==
+        "0.parametrizations.weight.original0 0.parametrizations.weight.original1 1.parametrizations.weight_ih_l0.original0 "
+        "1.parametrizations.weight_ih_l0.original1 1.parametrizations.weight_hh_l0.original0 1.parametrizations.weight_hh_l0.original1");
+  model.load_state_dict(state);
+  const nn::StateDict loaded = snapshot(model);
+  for (size_t i = 0; i < here.size(); ++i) CHECK(same_bits(loaded[i].second, here[i].second + 1.0));
+
+  state.push_back(here[0]);
+  CHECK_THROWS_WITH(model.load_state_dict(state), contains("[load_state_dict] unexpected: 0.parametrizations.weight.original0"));
+  state.pop_back();
+  state[1].first = "0.parametrizations.weight.original2";
+  CHECK_THROWS_WITH(model.load_state_dict(state), contains("missing: 0.weight_v; unexpected: 0.parametrizations.weight.original2"));
 }
 
 TEST_CASE("Linear with weight norm: gradients, copies, training") {

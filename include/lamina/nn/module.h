@@ -178,8 +178,9 @@ class Module {
   /// Throws Error while a parameter is not ready.
   StateDict state_dict();
   /// Checks everything (missing, unknown and duplicate names, shapes, dtypes), then copies: on error nothing has changed. Throws InputError with one
-  /// line that lists what differs. f32 and f64 are converted. Accepted as well: "gamma" and "beta" for a norm's weight and bias, one name of several
-  /// that are tied, and files without the streams of Dropout.
+  /// line that lists what differs. f32 and f64 are converted. Accepted as well: "gamma" and "beta" for a norm's weight and bias,
+  /// "parametrizations.weight.original0" and "...1" for a weight norm's "weight_g" and "weight_v", one name of several that are tied, and files
+  /// without the streams of Dropout.
   void load_state_dict(const StateDict& state);
 
   void zero_grad();

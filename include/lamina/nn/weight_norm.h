@@ -14,7 +14,8 @@
 
 namespace lamina::nn {
 
-/// Names and shapes are those of torch.nn.utils.weight_norm: weight_g [out, 1, ...] and weight_v, the weight's shape.
+/// Names and shapes are those of torch.nn.utils.weight_norm: weight_g [out, 1, ...] and weight_v, the weight's shape. The names of
+/// torch.nn.utils.parametrizations.weight_norm load too (Module::load_state_dict).
 class WeightNorm {
  public:
   WeightNorm() = default;  // absent
