@@ -1,5 +1,6 @@
 #include <lamina/nn/norm.h>
 
+#include <atomic>
 #include <cmath>
 
 #include <lamina/autograd/graph.h>
@@ -123,8 +124,7 @@ void TrackingNorm::warn_of_wrong_statistics() {
   if (!running_mean.defined() || channels_ == 0) return;
   if (training()) {
     if (!grad_enabled() && !population_pass_) warn_of_training_mode(op_, *this);
-  } else if (!evaluated_) {
-    evaluated_ = true;  // looking costs a wait for the device
+  } else if (!std::atomic_ref(evaluated_).exchange(true)) {  // looking costs a wait for the device
     if (num_batches_tracked.tensor().item() == 0 && holds_only(running_mean, 0) && holds_only(running_var, 1))
       warn(op_, fmt::format("{}: evaluated before it has seen a training batch: mean 0 and deviation 1 of its start normalise nothing", title()));
   }

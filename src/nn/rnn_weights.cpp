@@ -3,6 +3,7 @@
 #include "nn/rnn_weights.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
@@ -222,8 +223,11 @@ void RecurrentWeights::warn_of_wrong_statistics(const char* op, const Module& la
     return;
   }
   steps = std::min(steps, running_mean[0].tensor().size(0));
-  if (steps <= evaluated_) return;
-  evaluated_ = steps;  // looking costs a wait for the device
+  std::atomic_ref evaluated(evaluated_);
+  int64_t before = evaluated;
+  do {
+    if (steps <= before) return;  // looking costs a wait for the device
+  } while (!evaluated.compare_exchange_weak(before, steps));
   const NoGrad no_grad;
   const auto holds_only = [&](const Buffer& buffer, double value) { return max(abs(select(buffer.tensor(), 0, steps - 1) - value)).item() == 0; };
   if (holds_only(running_mean[0], 0) && holds_only(running_var[0], 1))

@@ -137,7 +137,7 @@ class TrackingNorm : public Module, public RunningStatistics {
  private:
   const char* op_;
   int rank_min_, rank_max_;
-  bool evaluated_ = false;
+  bool evaluated_ = false;  // whether an evaluation looked for wrong statistics; atomic, as several threads may evaluate at once
   Tensor former_mean_, former_var_, former_count_;  // during a population pass
 };
 

@@ -75,7 +75,7 @@ struct RecurrentWeights {
 
   std::optional<double> forget_bias_;
   bool population_pass_ = false;
-  int64_t evaluated_ = 0;                                  // steps whose statistics were looked at
+  int64_t evaluated_ = 0;                                  // steps whose statistics were looked at; atomic
   std::vector<Tensor> former_mean_, former_var_, counts_;  // during a population pass
 };
 
