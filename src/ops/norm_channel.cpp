@@ -51,11 +51,8 @@ Tensor batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tenso
 
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   // Of the running mean a copy, so that a later step in training may change it before this graph runs backward.
-  const bool measured = given || values > 0;
-  Tensor mean = given      ? running.mean.clone()
-                : measured ? Tensor::empty(channels, x.dtype(), x.device())
-                           : Tensor::zeros(channels, x.dtype(), x.device());
-  Tensor rstd = measured ? Tensor::empty(channels, x.dtype(), x.device()) : Tensor::ones(channels, x.dtype(), x.device());
+  Tensor mean = given ? running.mean.clone() : Tensor::empty(channels, x.dtype(), x.device());
+  Tensor rstd = Tensor::empty(channels, x.dtype(), x.device());
   with_float("batch_norm", x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     const auto& norm = kernels::norm<T>(x.device());
@@ -68,6 +65,9 @@ Tensor batch_norm(const Tensor& x, const Tensor& gain, const Tensor& bias, Tenso
       norm->channel_statistics(spec, x.data<T>(), mean.mutable_data<T>(), shift.mutable_data<T>(), mutable_data_or_null<T>(var),
                                rstd.mutable_data<T>());
       if (options.training && running.defined()) running.move(mean, var, to_unbiased(spec));
+    } else {
+      mean.fill_(0);
+      rstd.fill_(1);
     }
     norm->channel_forward(spec, x.data<T>(), mean.data<T>(), data_or_null<T>(shift), rstd.data<T>(), data_or_null<T>(gain), data_or_null<T>(bias),
                           y.mutable_data<T>());
