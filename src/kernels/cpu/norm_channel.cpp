@@ -234,27 +234,19 @@ struct ChannelBackward {
     for (int64_t c = first; c < last; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
   }
 
-  // A block of channels after the other, both passes while it is in the cache of the thread that has it.
-  void by_blocks(const Cut& cut) const {
-    parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * spec.batch * spec.space)), [&](int64_t begin, int64_t end) {
-      double totals[3 * max_block];
-      for (int64_t b = begin; b < end; ++b) {
-        const Piece p = piece(spec, cut, b, 0);
-        if (sums_needed()) sum(p, totals), finish(p, totals);
-        find_scale(p.c, p.c + p.width);
-        if (dx) make_dx([&](auto f) { for_each_in_piece<T>(spec, p, f); });
-      }
-    });
-  }
-
   void all() const {
     const Cut cut(spec, sizeof(T));
-    if (cut.one_thread_a_block()) return by_blocks(cut);
-    find_scale(0, spec.channels);
-    const auto sum_piece = [&](const Piece& p, double* totals) { sum(p, totals); };
-    const auto done = [&](const Piece& p, double* totals) { finish(p, totals); };
-    if (sums_needed()) centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
-    if (dx) make_dx([&](auto f) { for_each_element<T>(spec, dx, f); });
+    const bool both_passes = dx && cut.one_thread_a_channel();  // while the channel is in the thread's cache
+    const auto sum_piece = [&](const Piece& p, double* totals) {
+      if (sums_needed()) sum(p, totals);
+    };
+    const auto done = [&](const Piece& p, double* totals) {
+      if (sums_needed()) finish(p, totals);
+      find_scale(p.c, p.c + p.width);
+      if (both_passes) make_dx([&](auto f) { for_each_in_channel<T>(spec, p.c, f); });
+    };
+    centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
+    if (dx && !both_passes) make_dx([&](auto f) { for_each_element<T>(spec, cut, dx, f); });
   }
 };
 
@@ -282,28 +274,19 @@ struct CpuChannelNorm final : ChannelNormPart<T> {
     if (empty(spec)) return;
     const Scratch<T> arrays(2 * spec.channels);
     T *const scale = arrays.data(), *const constant = scale + spec.channels;
-    const auto prepare = [=](int64_t first, int64_t last) {
-      for (int64_t c = first; c < last; ++c) {
-        scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
-        constant[c] = (bias ? bias[c] : T{0}) - (shift ? shift[c] * scale[c] : T{0});
-      }
-    };
+    for (int64_t c = 0; c < spec.channels; ++c) {
+      scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
+      constant[c] = (bias ? bias[c] : T{0}) - (shift ? shift[c] * scale[c] : T{0});
+    }
     const auto f = [&](auto channel) HWY_ATTR {
       return [=, m = channel(mean), s = channel(scale), k = channel(constant)](int64_t start, auto at)
                  HWY_ATTR { at.store_result(y + start, hn::MulAdd(hn::Sub(at.load(x + start), m), s, k)); };
     };
     const ChannelNorm shape = flat(spec);
     const Cut cut(shape, sizeof(T));
-    if (!cut.one_thread_a_block()) {
-      prepare(0, spec.channels);
-      return for_each_element<T>(shape, y, f);
-    }
-    parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (cut.block * shape.batch * shape.space)), [&](int64_t begin, int64_t end) {
-      for (int64_t b = begin; b < end; ++b) {
-        const Piece p = piece(shape, cut, b, 0);
-        prepare(p.c, p.c + p.width);
-        for_each_in_piece<T>(shape, p, f);
-      }
+    if (!cut.one_thread_a_channel()) return for_each_element<T>(shape, cut, y, f);
+    parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / (shape.batch * shape.space)), [&](int64_t first, int64_t last) {
+      for (int64_t c = first; c < last; ++c) for_each_in_channel<T>(shape, c, f);
     });
   }
 

@@ -4,6 +4,9 @@
 // group by group and added in order, so that every thread count gives the same bits. Beyond the caches everything is read and written in memory
 // order: stores that jump from row to row cost three times as much there.
 //
+// Sums may be shared out by channels, results are by rows: threads that write other channels of the same rows ask for each other's lines (and
+// fetch more of them ahead), which costs a third of a pass where cores share a cache, and twice its time where they do not.
+//
 // Where channels lie side by side, a row of 1000 does not begin at a vector's boundary, and vectors that straddle cache lines cost a fifth of the
 // time of a norm. So rows that begin equally far from one go together, and the elements before it are a partial vector.
 //
@@ -61,8 +64,8 @@ struct Cut {
     groups = (spec.batch + group - 1) / group;
   }
 
-  // Whether one thread takes a block of channels through all passes.
-  bool one_thread_a_block() const { return small && groups == 1; }
+  // Whether one thread takes a channel through all passes.
+  bool one_thread_a_channel() const { return small && groups == 1 && block == 1; }
 };
 
 // A block of channels [c, c + width) in the batch rows [n, n + count). Sum k of its i-th channel is kept at totals[k * stride + i].
@@ -130,10 +133,10 @@ HWY_INLINE void piece_sums(const ChannelNorm& spec, const Piece& p, F f, double*
 // Passes over elements take f(channel)(element offset, at): f loads what belongs to a channel, or to channels side by side, and what it returns is
 // called for one vector of elements or for those of several rows. It writes with store_result.
 template <class T, template <class> class Whole, class Count, class F>
-HWY_INLINE void apply_to_rows(const ChannelNorm& spec, Count rows, int64_t row, int64_t step, int64_t head, int64_t c, int64_t width, F& f) {
-  for_each_vector_after<T, Whole>(head, width, [&](auto at) HWY_ATTR {
-    const auto apply = f([&](const T* v) HWY_ATTR { return at.load(v + c); });
-    for (int64_t r = 0; r < rows; ++r) apply((row + r * step) * spec.channels + c, at);
+HWY_INLINE void apply_to_rows(const ChannelNorm& spec, Count rows, int64_t row, int64_t step, int64_t head, F& f) {
+  for_each_vector_after<T, Whole>(head, spec.channels, [&](auto at) HWY_ATTR {
+    const auto apply = f([&](const T* v) HWY_ATTR { return at.load(v); });
+    for (int64_t r = 0; r < rows; ++r) apply((row + r * step) * spec.channels, at);
   });
 }
 
@@ -144,45 +147,48 @@ HWY_INLINE void apply_to_run(const ChannelNorm& spec, int64_t n, int64_t c, F& f
   for_each_vector_after<T, Whole>(to_aligned<T>(start), spec.space, [&](auto at) HWY_ATTR { apply(start, at); });
 }
 
-// All elements of a piece, where it and what else is at work on it fit in a cache.
+// All elements of a channel.
 template <class T, class F>
-void for_each_in_piece(const ChannelNorm& spec, const Piece& p, F f) {
-  const int64_t end = p.n + p.count;
-  if (spec.space > 1) {
-    for (int64_t n = p.n; n < end; ++n) apply_to_run<T, WholeVector>(spec, n, p.c, f);
-    return;
-  }
-  for_each_rows<T, 4>(spec, p.n, end, p.c, [&](auto count, int64_t n, int64_t step, int64_t head) HWY_ATTR {
-    apply_to_rows<T, WholeVector>(spec, count, n, step, head, p.c, p.width, f);
-  });
+void for_each_in_channel(const ChannelNorm& spec, int64_t c, F f) {
+  for (int64_t n = 0; n < spec.batch; ++n) apply_to_run<T, WholeVector>(spec, n, c, f);
 }
 
-template <class T, template <class> class Whole, class F>
+template <class T, template <class> class Whole, int64_t kRows, class F>
 void for_each_in_order(const ChannelNorm& spec, F f) {
   const int64_t runs = spec.space == 1 ? spec.batch : spec.batch * spec.channels, length = spec.space == 1 ? spec.channels : spec.space;
   parallel_for(runs, std::max<int64_t>(1, parallel_elements / length), [&](int64_t first, int64_t last) {
-    for (int64_t run = first; run < last; ++run) {
-      if (spec.space == 1)
-        apply_to_rows<T, Whole>(spec, std::integral_constant<int64_t, 1>(), run, 1, to_aligned<T>(run * length), 0, length, f);
-      else
-        apply_to_run<T, Whole>(spec, run / spec.channels, run % spec.channels, f);
-    }
+    if (spec.space == 1)
+      for_each_rows<T, kRows>(spec, first, last, 0, [&](auto count, int64_t row, int64_t step, int64_t head) HWY_ATTR {
+        apply_to_rows<T, Whole>(spec, count, row, step, head, f);
+      });
+    else
+      for (int64_t run = first; run < last; ++run) apply_to_run<T, Whole>(spec, run / spec.channels, run % spec.channels, f);
     hwy::FlushStream();
   });
 }
 
-// All elements in memory order, on all threads; `result` is what f writes.
+// All elements in memory order, on all threads; `result` is what f writes. Beyond the caches stores that change between rows take twice the time.
 template <class T, class F>
-void for_each_element(const ChannelNorm& spec, const T* result, F f) {
+void for_each_element(const ChannelNorm& spec, const Cut& cut, const T* result, F f) {
+  if (cut.small) return for_each_in_order<T, WholeVector, 4>(spec, f);
   streams(result, spec.batch * spec.channels * spec.space, spec.space == 1 ? spec.channels : spec.space)
-      ? for_each_in_order<T, StreamedVector>(spec, f)
-      : for_each_in_order<T, WholeVector>(spec, f);
+      ? for_each_in_order<T, StreamedVector, 1>(spec, f)
+      : for_each_in_order<T, WholeVector, 1>(spec, f);
 }
 
 // One pass over everything: sum(piece, totals) forms the K sums of a piece, finish(piece, totals) uses those of the whole batch.
 template <int K, class Sum, class Finish>
 void for_each_block(const ChannelNorm& spec, const Cut& cut, Sum sum, Finish finish) {
   const int64_t piece_elements = cut.block * cut.group * spec.space, size = K * cut.block;
+  if (cut.groups == 1)
+    return parallel_for(cut.blocks, std::max<int64_t>(1, parallel_elements / piece_elements), [&](int64_t first, int64_t last) {
+      double totals[K * max_block];
+      for (int64_t b = first; b < last; ++b) {
+        const Piece p = piece(spec, cut, b, 0);
+        sum(p, totals);
+        finish(p, totals);
+      }
+    });
   const Scratch<double> parts(cut.blocks * cut.groups * size);
   parallel_for(cut.blocks * cut.groups, std::max<int64_t>(1, parallel_elements / piece_elements), [&](int64_t first, int64_t last) {
     for (int64_t u = first; u < last; ++u) sum(piece(spec, cut, u / cut.groups, u % cut.groups), parts.data() + u * size);
