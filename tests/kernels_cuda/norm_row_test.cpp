@@ -117,6 +117,15 @@ TEST_CASE("cuda row norm: layer norm of all widths: warp, block, beyond the regi
   check_against_cpu(inputs_of<double>(layer(2, 16'000)), f64_forward, f64_backward);
 }
 
+TEST_CASE("cuda row norm: blocks share rows that are few and very long, however gain and bias follow the elements") {
+  const RowNorm plain{.rows = 2, .width = 50'001, .measured = 50'001}, rms{.rows = 2, .width = 40'000, .centre = false, .measured = 40'000};
+  for (const RowNorm& spec : {layer(1, 32'768), layer(3, 40'000), layer(1, 33'333), grouped(1, 6, 12'000, 2), grouped(1, 3, 33'001, 3), plain, rms}) {
+    INFO("rows " << spec.rows << ", width " << spec.width << ", count " << spec.affine_count << ", inner " << spec.affine_inner);
+    check_against_cpu(inputs_of<float>(spec), f32_forward, f32_backward);
+  }
+  check_against_cpu(inputs_of<double>(layer(2, 33'000)), f64_forward, f64_backward);
+}
+
 TEST_CASE("cuda row norm: every kind of affine parameter") {
   for (const RowNorm& spec : all_kinds()) {
     INFO("rows " << spec.rows << ", width " << spec.width << ", count " << spec.affine_count << ", inner " << spec.affine_inner);
@@ -126,14 +135,14 @@ TEST_CASE("cuda row norm: every kind of affine parameter") {
 }
 
 TEST_CASE("cuda row norm: a large offset loses nothing, however the row is held") {
-  for (const int64_t width : {64, 1000, 3000, 9000}) {
+  for (const int64_t width : {64, 1000, 3000, 9000, 40'000}) {
     INFO("width " << width);
     check_against_cpu(inputs_of<float>(layer(3, width), 1e4, 0.1), f32_forward, f32_backward);
   }
 }
 
 TEST_CASE("cuda row norm: rows that are not aligned to 16 bytes") {
-  for (const int64_t width : {8, 1000, 1600}) {
+  for (const int64_t width : {8, 1000, 1600, 40'000}) {
     INFO("width " << width);
     check_against_cpu(inputs_of<float>(layer(5, width)), f32_forward, f32_backward, 1);
     check_against_cpu(inputs_of<double>(layer(5, width)), f64_forward, f64_backward, 1);
@@ -149,7 +158,7 @@ TEST_CASE("cuda row norm: more rows than one round of blocks, more than 65,535 (
 }
 
 TEST_CASE("cuda row norm: gain, bias and each of dx, dgain, dbias may be missing") {
-  for (const RowNorm& spec : {layer(37, 50), layer(2, 9000), grouped(5, 6, 7, 3)}) {
+  for (const RowNorm& spec : {layer(37, 50), layer(2, 9000), layer(1, 33'000), grouped(5, 6, 7, 3)}) {
     const auto in = inputs_of<float>(spec);
     const auto all = on_device(in);
     const DeviceArray<float> x(in.x), gain(in.gain), dy(in.dy), mean(all.mean), rstd(all.rstd), dx(in.x.size()), dgain(in.gain.size()),
@@ -192,8 +201,8 @@ TEST_CASE("cuda row norm: worked values (A01, A05, A06, A11)") {
   const auto spoilt = on_device<float>({plain(2, 3), {1, 2, INFINITY, 1, 2, 3}, {}, {}, {1, 2, 4, 1, 2, 4}});
   CHECK(std::isnan(spoilt.y[0]));
   CHECK(first_difference(std::vector<float>(spoilt.y.begin() + 3, spoilt.y.end()), std::vector<double>{-1.2247356, 0, 1.2247356}, six_digits) == "");
-  // Squares that overflow, in a warp, in a block, and beyond the registers.
-  for (const int64_t width : {100, 2000, 9000}) {
+  // Squares that overflow, in a warp, in a block, beyond the registers, and in rows that blocks share.
+  for (const int64_t width : {100, 2000, 9000, 40'000}) {
     auto in = inputs_of<float>(layer(2, width), 0, 1e19);
     INFO("width " << width);
     CHECK(first_difference(on_device(in).y, on_cpu(as_double(in)).y, f32_forward) == "");
@@ -201,7 +210,7 @@ TEST_CASE("cuda row norm: worked values (A01, A05, A06, A11)") {
 }
 
 TEST_CASE("cuda row norm: constant rows give the bias, exactly") {
-  for (const int64_t width : {100, 2000, 9000}) {
+  for (const int64_t width : {100, 2000, 9000, 40'000}) {
     auto in = inputs_of<float>(layer(2, width));
     std::fill(in.x.begin(), in.x.end(), 12345.678F);
     const auto y = on_device(in).y;
@@ -210,7 +219,7 @@ TEST_CASE("cuda row norm: constant rows give the bias, exactly") {
 }
 
 TEST_CASE("cuda row norm: two runs have the same bits (H08)") {
-  for (const RowNorm& spec : {layer(300, 257), layer(7, 2000), layer(3, 9000), grouped(10, 64, 31, 8), grouped(30, 256, 1, 4)}) {
+  for (const RowNorm& spec : {layer(300, 257), layer(7, 2000), layer(3, 9000), layer(3, 40'000), grouped(10, 64, 31, 8), grouped(30, 256, 1, 4)}) {
     const auto in = inputs_of<float>(spec, 3);
     const auto one = on_device(in), two = on_device(in);
     CHECK((one.y == two.y && one.dx == two.dx && one.dgain == two.dgain && one.dbias == two.dbias));

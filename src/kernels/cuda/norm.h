@@ -13,6 +13,16 @@ void row_norm_forward(const RowNorm& spec, const T* x, const T* gain, const T* b
 template <class T>
 void row_norm_backward(const RowNorm& spec, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain, T* dbias);
 
+// norm_row_parts.cu, for norm_row.cu
+/// Whether so few rows, each so long, leave most of a GPU idle unless several blocks share a row.
+bool few_long_rows(const RowNorm& spec);
+/// `packs`: whether 16-byte accesses fit. offsets as the row kernel's, or null.
+template <class T>
+void row_norm_forward_in_parts(const Op& op, const RowNorm& spec, bool packs, const T* x, const T* gain, const T* bias, T* y, T* mean, T* rstd);
+template <class T>
+void row_norm_dx_in_parts(const Op& op, const RowNorm& spec, bool packs, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx,
+                          T* offsets);
+
 // norm_channel.cu
 template <class T>
 void channel_statistics(const ChannelNorm& spec, const T* x, T* mean, T* shift, T* var, T* rstd);

@@ -1,6 +1,6 @@
 // Row normaliser: rows up to 4 KB (1024 floats) belong to a warp, longer ones to a block; up to 32 KB they are held in registers, so that x, and dy,
-// are read once. Longer rows are kept in shared memory if they fit, else read once per pass. dgain and dbias are summed in two stages, each in a
-// fixed order.
+// are read once. Longer rows are kept in shared memory if they fit, else read once per pass, or, if they are few, cut (norm_row_parts.cu). dgain and
+// dbias are summed in two stages, each in a fixed order.
 
 #include <algorithm>
 
@@ -67,39 +67,30 @@ __device__ void store_part(int64_t width, const T (&gain_sums)[Row::items], cons
   }
 }
 
-// dx = rstd (a - mean(a) - x-hat mean(a x-hat)) with a = gain dy, means over the measured entries. With kParts, also one part of dgain and dbias for
-// each block. offsets [rows], if not null, receives what rounding the saved mean costs: x-hat = (x - mean) rstd + offset.
+// dx; with kParts, also one part of dgain and dbias for each block. offsets [rows], if not null, receives those of x-hat.
 template <class T, class Row, bool kParts>
 __global__ void __launch_bounds__(Row::Group::block_threads)
     row_backward(RowNorm spec, bool cached, dptr<const T> x, dptr<const T> gain, dptr<const T> mean, dptr<const T> rstd, dptr<const T> dy, dptr<T> dx,
                  dptr<T> offsets, dptr<T> parts) {
   constexpr int vec = Row::vec;
-  const int64_t width = spec.width, measured = measured_width(spec);
-  const double count = static_cast<double>(measured);
+  const int64_t width = spec.width;
   Row x_held, dy_held;
   [[maybe_unused]] T gain_sums[Row::items] = {}, bias_sums[Row::items] = {};
   for (int64_t row = first_row<Row>(); row < spec.rows; row += rows_at_once<Row>()) {
     x_held.fill(width, x + row * width, cached ? dptr<T>(shared<T>(width)) : dptr<T>(nullptr));
     dy_held.fill(width, dy + row * width, cached ? dptr<T>(shared<T>(width, width * static_cast<int64_t>(sizeof(T)))) : dptr<T>(nullptr));
-    const T m = spec.centre ? T(mean[row]) : T(0), r = rstd[row];
     const AffineColumns affine(spec, row);
-    double sums[3];  // of x - mean, a, a x-hat
-    add_items<Row, T>(width, sums, [&](int item, int64_t column, T(&terms)[3]) {
+    RowGradient<T> gradient(spec, row, mean, rstd);
+    double sums[RowGradient<T>::sums];
+    add_items<Row, T>(width, sums, [&](int item, int64_t column, T(&terms)[RowGradient<T>::sums]) {
       T xs[vec], dys[vec], g[vec];
       x_held.get(item, column, xs);
       dy_held.get(item, column, dys);
       affine.get(gain, column, T(1), g);
-      for (int k = 0; k < vec; ++k) {
-        const T d = xs[k] - m, a = dys[k] * g[k];
-        if (column + k < measured) terms[0] += d;
-        terms[1] += a;
-        terms[2] += a * (d * r);
-      }
+      for (int k = 0; k < vec; ++k) gradient.add(column + k, xs[k], dys[k] * g[k], terms);
     });
-    const double shift = spec.centre ? sums[0] / count : 0, exact_offset = -shift * static_cast<double>(r);
-    const T offset = static_cast<T>(exact_offset), mean_a = static_cast<T>(spec.centre ? sums[1] / count : 0);
-    const T mean_ax = static_cast<T>((sums[2] + sums[1] * exact_offset) / count);
-    if (offsets != nullptr && Row::Group::rank() == 0) offsets[row] = offset;
+    gradient.set(sums);
+    if (offsets != nullptr && Row::Group::rank() == 0) offsets[row] = gradient.offset;
     if (!kParts && dx == nullptr) continue;
     Row::each(width, [&](int item, int64_t column) {
       T xs[vec], dys[vec], g[vec], out[vec];
@@ -107,9 +98,8 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
       dy_held.get(item, column, dys);
       affine.get(gain, column, T(1), g);
       for (int k = 0; k < vec; ++k) {
-        const T xhat = std::fma(xs[k] - m, r, offset);
-        const bool inside = column + k < measured;
-        out[k] = r * std::fma(-xhat, inside ? mean_ax : T(0), std::fma(dys[k], g[k], inside ? -mean_a : T(0)));
+        const T xhat = gradient.xhat(xs[k]);
+        out[k] = gradient.dx(column + k, xhat, dys[k], g[k]);
         if constexpr (kParts) {
           gain_sums[item + k] = std::fma(dys[k], xhat, gain_sums[item + k]);
           bias_sums[item + k] += dys[k];
@@ -228,6 +218,7 @@ void row_norm_forward(const RowNorm& spec, const T* x, const T* gain, const T* b
     return zero(op, rstd, spec.rows);
   }
   const bool packs = packs_fit(x, spec.width) && packs_fit(y) && (!affine_by_column(spec) || (packs_fit(gain) && packs_fit(bias)));
+  if (few_long_rows(spec)) return row_norm_forward_in_parts(op, spec, packs, x, gain, bias, y, mean, rstd);
   with_row<T>(spec.width, packs, [&](auto type) {
     using Row = typename decltype(type)::type;
     const size_t bytes = Row::held ? 0 : cache_bytes<T>(op, 1, spec.width);
@@ -263,6 +254,8 @@ void row_norm_backward(const RowNorm& spec, const T* x, const T* gain, const T* 
         const size_t bytes = Group::per_block > 1 ? 2 * static_cast<size_t>(spec.width) * sizeof(T) : 0;
         return run(row_backward<T, Row, true>, static_cast<unsigned>(n_parts), bytes);
       }
+    } else if (few_long_rows(spec)) {
+      return row_norm_dx_in_parts(op, spec, packs, x, gain, mean, rstd, dy, dx, offsets.data());
     }
     const size_t bytes = Row::held ? 0 : cache_bytes<T>(op, 2, spec.width);
     allow_shared(op, row_backward<T, Row, false>, bytes);

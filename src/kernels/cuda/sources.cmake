@@ -14,6 +14,7 @@ set(lamina_cuda_sources
   ${CMAKE_CURRENT_LIST_DIR}/norm.cpp
   ${CMAKE_CURRENT_LIST_DIR}/norm_channel.cu
   ${CMAKE_CURRENT_LIST_DIR}/norm_row.cu
+  ${CMAKE_CURRENT_LIST_DIR}/norm_row_parts.cu
   ${CMAKE_CURRENT_LIST_DIR}/norm_running.cu
   ${CMAKE_CURRENT_LIST_DIR}/optimizer.cu
   ${CMAKE_CURRENT_LIST_DIR}/random.cu

@@ -7,7 +7,7 @@
 
 namespace lamina::kernels::cuda {
 
-__device__ inline int64_t measured_width(const RowNorm& spec) { return spec.measured > 0 ? spec.measured : spec.width; }
+inline __host__ __device__ int64_t measured_width(const RowNorm& spec) { return spec.measured > 0 ? spec.measured : spec.width; }
 
 /// Statistics of the first `measured` entries where squares are of no use.
 template <class T, class Row>
@@ -92,6 +92,45 @@ class AffineColumns {
 
   int64_t count_, inner_, first_ = 0, inside_ = 0;
   bool by_column_, narrow_ = false;
+};
+
+/// A row's dx = rstd (a - mean(a) - x-hat mean(a x-hat)) with a = gain dy, means over the measured entries; x-hat = (x - mean) rstd + offset, where
+/// the offset is what rounding the saved mean costs.
+template <class T>
+class RowGradient {
+ public:
+  static constexpr int sums = 3;  // of x - mean, a, a (x - mean) rstd
+
+  __device__ RowGradient(const RowNorm& spec, int64_t row, dptr<const T> mean, dptr<const T> rstd)
+      : centre_(spec.centre), measured_(measured_width(spec)), mean_(spec.centre ? T(mean[row]) : T(0)), rstd_(rstd[row]) {}
+
+  /// Adds an element's terms of the sums.
+  __device__ void add(int64_t column, T x, T a, T (&terms)[sums]) const {
+    const T d = x - mean_;
+    if (column < measured_) terms[0] += d;
+    terms[1] += a;
+    terms[2] += a * (d * rstd_);
+  }
+  /// Takes the sums over the row.
+  __device__ void set(const double (&totals)[sums]) {
+    const double count = static_cast<double>(measured_), shift = centre_ ? totals[0] / count : 0;
+    const double exact_offset = -shift * static_cast<double>(rstd_);
+    offset = static_cast<T>(exact_offset);
+    mean_a_ = static_cast<T>(centre_ ? totals[1] / count : 0);
+    mean_ax_ = static_cast<T>((totals[2] + totals[1] * exact_offset) / count);
+  }
+  __device__ T xhat(T x) const { return std::fma(x - mean_, rstd_, offset); }
+  __device__ T dx(int64_t column, T xhat, T dy, T gain) const {
+    const bool inside = column < measured_;
+    return rstd_ * std::fma(-xhat, inside ? mean_ax_ : T(0), std::fma(dy, gain, inside ? -mean_a_ : T(0)));
+  }
+
+  T offset = 0;
+
+ private:
+  bool centre_;
+  int64_t measured_;
+  T mean_, rstd_, mean_a_ = 0, mean_ax_ = 0;
 };
 
 }  // namespace lamina::kernels::cuda
