@@ -50,6 +50,16 @@ class Collector final : public Visitor {
   std::unordered_set<std::string> seen_;
 };
 
+// Once a step, so it goes without names and lists.
+class GradientEraser final : public Visitor {
+ public:
+  void operator()(const std::string&, Parameter& parameter) override {
+    if (parameter.defined()) parameter.tensor().zero_grad();
+  }
+  void operator()(const std::string&, Buffer&) override {}
+  void operator()(const std::string&, Module& module) override { module.members(*this); }
+};
+
 std::string with_separators(int64_t count) {
   std::string digits = std::to_string(count);
   for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), ",");
@@ -119,7 +129,8 @@ int64_t Module::parameter_count() {
 }
 
 void Module::zero_grad() {
-  for (Parameter* parameter : parameters()) parameter->tensor().zero_grad();
+  GradientEraser eraser;
+  members(eraser);
 }
 
 void Module::to(Device device) {

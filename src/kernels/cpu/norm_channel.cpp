@@ -93,13 +93,16 @@ struct ChannelStatistics {
       shift[p.c + i] = static_cast<T>(exact - static_cast<double>(rounded));
     }
     if (!spec.divide) return false;
+    const auto trusted = [&](T v) { return trustworthy<T>(static_cast<double>(v), spec.eps); };
+    int64_t bad = 0;
     for (int64_t i = 0; i < p.width; ++i) {
       const T rounded = static_cast<T>(squares[i]);
       var[p.c + i] = rounded;
       rstd[p.c + i] = rstd_of<T>(static_cast<double>(rounded), spec.eps);
+      bad += !trusted(rounded);
     }
-    for (int64_t i = p.c; i < p.c + p.width; ++i)
-      if (!trustworthy<T>(static_cast<double>(var[i]), spec.eps)) scaled(i);
+    for (int64_t c = p.c; bad > 0 && c < p.c + p.width; ++c)
+      if (!trusted(var[c])) scaled(c);
     return far > 0;
   }
 

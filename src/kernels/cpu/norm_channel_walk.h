@@ -98,8 +98,8 @@ HWY_INLINE void for_each_rows(const ChannelNorm& spec, int64_t first, int64_t la
 // (indexed from the piece's first channel) that belongs to the elements `at`.
 template <class T, int K, class F>
 HWY_INLINE void piece_sums(const ChannelNorm& spec, const Piece& p, F f, double* totals) {
-  for (int k = 0; k < K; ++k) std::fill(totals + k * p.stride, totals + k * p.stride + p.width, 0.0);
   if (spec.space > 1) {
+    for (int k = 0; k < K; ++k) std::fill(totals + k * p.stride, totals + k * p.stride + p.width, 0.0);
     for (int64_t n = p.n; n < p.n + p.count; ++n)
       for (int64_t i = 0; i < p.width; ++i) {
         const int64_t start = offset_of(spec, n, p.c + i);
@@ -126,7 +126,7 @@ HWY_INLINE void piece_sums(const ChannelNorm& spec, const Piece& p, F f, double*
       });
     });
     for (int k = 0; k < K; ++k)
-      for (int64_t c = 0; c < p.width; ++c) totals[k * p.stride + c] += static_cast<double>(acc[k][c]);
+      for (int64_t c = 0; c < p.width; ++c) totals[k * p.stride + c] = (first == p.n ? 0 : totals[k * p.stride + c]) + static_cast<double>(acc[k][c]);
   }
 }
 
@@ -170,7 +170,7 @@ void for_each_in_order(const ChannelNorm& spec, F f) {
 // All elements in memory order, on all threads; `result` is what f writes. Beyond the caches stores that change between rows take twice the time.
 template <class T, class F>
 void for_each_element(const ChannelNorm& spec, const Cut& cut, const T* result, F f) {
-  if (cut.small) return for_each_in_order<T, WholeVector, 4>(spec, f);
+  if (cut.small) return for_each_in_order<T, WholeVector, 16>(spec, f);
   streams(result, spec.batch * spec.channels * spec.space, spec.space == 1 ? spec.channels : spec.space)
       ? for_each_in_order<T, StreamedVector, 1>(spec, f)
       : for_each_in_order<T, WholeVector, 1>(spec, f);
