@@ -126,16 +126,8 @@ struct PartialVector {
   HWY_INLINE Vec<T> keep_or(Vec<T> v, Vec<T> other) const { return hn::IfThenElse(hn::FirstN(Tag<T>(), static_cast<size_t>(count)), v, other); }
 };
 
-/// Calls f(at) for the vectors that cover [0, n): at.load(x) and at.store(y, v) access x and y at the same elements.
-template <class T, class F>
-HWY_INLINE void for_each_vector(int64_t n, F&& f) {
-  const int64_t step = lanes<T>();
-  int64_t i = 0;
-  for (; i + step <= n; i += step) f(WholeVector<T>{i});
-  if (i < n) f(PartialVector<T>{i, n - i});
-}
-
-/// The same with a partial vector of `head` elements first (0: none), after which whole ones begin. Less than a vector is one partial one.
+/// Calls f(at) for the vectors that cover [0, n): at.load(x) and at.store(y, v) access x and y at the same elements. The first is a partial one of
+/// `head` elements (0: none), after which whole ones begin. Less than a vector is one partial one.
 template <class T, template <class> class Whole = WholeVector, class F>
 HWY_INLINE void for_each_vector_after(int64_t head, int64_t n, F&& f) {
   const int64_t step = lanes<T>();
@@ -143,6 +135,10 @@ HWY_INLINE void for_each_vector_after(int64_t head, int64_t n, F&& f) {
   if (i > 0) f(PartialVector<T>{0, i});
   for (; i + step <= n; i += step) f(Whole<T>{i});
   if (i < n) f(PartialVector<T>{i, n - i});
+}
+template <class T, class F>
+HWY_INLINE void for_each_vector(int64_t n, F&& f) {
+  for_each_vector_after<T>(0, n, f);
 }
 
 /// How many elements lie between element `offset` of an aligned array and its next aligned vector.
