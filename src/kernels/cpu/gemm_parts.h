@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include <lamina/core/parallel.h>
 #include "kernels/cpu/gemm_own.h"
@@ -134,6 +135,11 @@ void pack_panel(const Matrix<T>& b, int64_t top, int64_t k, int64_t j, int64_t n
   constexpr int64_t kBlock = kSquare / static_cast<int64_t>(sizeof(T));
   const int64_t width = std::min(kPanel<T>, n - j);
   if (!b.transposed) {
+    if (width == kPanel<T>) {
+      for (int64_t p = 0; p < k; ++p)
+        for (int64_t v = 0; v < kPanel<T>; v += lanes<T>()) store(load(b.data + (top + p) * b.ld + j + v), panel + p * kPanel<T> + v);
+      return;
+    }
     for (int64_t p = 0; p < k; ++p) {
       T* target = panel + p * kPanel<T>;
       std::copy_n(b.data + (top + p) * b.ld + j, width, target);
@@ -165,15 +171,27 @@ struct Ahead {
   int64_t count = 0, next = 0, further = 0;
 
   HWY_INLINE void fetch(int64_t p) const {
+    if (p % kEvery != 0) return;
     const T* from = first + p / kLine * further + p % kLine / kEvery * count * next;
     for (int64_t line = 0; line < count; ++line) hwy::Prefetch(from + line * next);
   }
 };
 
-/// kRows x kVectors vectors of C: a[r * row + p * depth] times the panel's rows.
-template <class T, int kRows, int kVectors>
-HWY_INLINE void tile(int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out,
-                     const Ahead<T>& ahead) {
+struct NoAhead {
+  HWY_INLINE void fetch(int64_t) const {}
+};
+
+/// Of a sum of products: rows of A, a[r * row + p * depth] for p < k, and a panel of B.
+template <class T>
+struct Source {
+  const T* a;
+  int64_t row, depth, k;
+  const T* panel;
+};
+
+/// kRows x kVectors vectors of C: rows of the sources times their panels, from row i and the panels' column `offset` on.
+template <class T, bool kTransposed, int kRows, int kVectors, class Fetch>
+HWY_INLINE void tile(std::span<const Source<T>> sources, int64_t i, int64_t offset, int64_t columns, const Output<T>& out, const Fetch& ahead) {
   const int64_t step = lanes<T>();
   Vec<T> sums[kRows][kVectors];
   for (int r = 0; r < kRows; ++r) {
@@ -182,13 +200,22 @@ HWY_INLINE void tile(int64_t k, const T* a, int64_t row, int64_t depth, const T*
       hwy::Prefetch(out.c + r * out.ldc + v * step);  // C is often in no cache: without this the stores below wait for it
     }
   }
-  for (int64_t p = 0; p < k; ++p) {
-    if (p % Ahead<T>::kEvery == 0) ahead.fetch(p);
-    Vec<T> b[kVectors];
-    for (int v = 0; v < kVectors; ++v) b[v] = load(panel + p * kPanel<T> + v * step);
-    for (int r = 0; r < kRows; ++r) {
-      const Vec<T> factor = set(a[r * row + p * depth]);
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(factor, b[v], sums[r][v]);
+  for (const Source<T>& source : sources) {
+    // A pointer for every three rows, which an address reaches from it: with one for each, compilers run out of registers.
+    constexpr int kPointers = (kRows + 2) / 3;
+    const int64_t row = kTransposed ? 1 : source.row;
+    const T* rows[kPointers];
+    for (int q = 0; q < kPointers; ++q) rows[q] = source.a + (i + 3 * q) * row;
+    const T* panel = source.panel + offset;
+    for (int64_t p = 0; p < source.k; ++p, panel += kPanel<T>) {
+      ahead.fetch(p);
+      Vec<T> b[kVectors];
+      for (int v = 0; v < kVectors; ++v) b[v] = load(panel + v * step);
+      for (int r = 0; r < kRows; ++r) {
+        const Vec<T> factor = set(rows[r / 3][r % 3 * row]);
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(factor, b[v], sums[r][v]);
+      }
+      for (const T*& pointer : rows) pointer += source.depth;
     }
   }
   for (int r = 0; r < kRows; ++r) {
@@ -203,34 +230,44 @@ HWY_INLINE void tile(int64_t k, const T* a, int64_t row, int64_t depth, const T*
 }
 
 /// The same for any number of rows up to kRows, and one vector where that is enough.
-template <class T, int kRows>
-HWY_INLINE void tile_of(int64_t rows, int64_t k, const T* a, int64_t row, int64_t depth, const T* panel, int64_t columns, const Output<T>& out,
-                        const Ahead<T>& ahead) {
+template <class T, bool kTransposed, int kRows, class Fetch>
+HWY_INLINE void tile_of(int64_t rows, std::span<const Source<T>> sources, int64_t i, int64_t offset, int64_t columns, const Output<T>& out,
+                        const Fetch& ahead) {
   if constexpr (kRows > 0) {
-    if (rows != kRows) return tile_of<T, kRows - 1>(rows, k, a, row, depth, panel, columns, out, ahead);
-    if (columns <= lanes<T>()) return tile<T, kRows, 1>(k, a, row, depth, panel, columns, out, ahead);
-    tile<T, kRows, 2>(k, a, row, depth, panel, columns, out, ahead);
+    if (rows != kRows) return tile_of<T, kTransposed, kRows - 1>(rows, sources, i, offset, columns, out, ahead);
+    if (columns <= lanes<T>()) return tile<T, kTransposed, kRows, 1>(sources, i, offset, columns, out, ahead);
+    tile<T, kTransposed, kRows, 2>(sources, i, offset, columns, out, ahead);
   }
 }
 
 /// Rows of a full tile: of 32 or 16 registers, two accumulators a row, two for B, one for the factor.
 constexpr int kTileRows = HWY_TARGET <= HWY_AVX3 ? 14 : 6;
 
-/// Rows [0, m) of the columns from j on (as many as a panel has) of C [., n], from the rows [top, top + k) of A's depth.
-template <class T>
-void times_panel(int64_t m, int64_t k, const Matrix<T>& a, int64_t top, const T* panel, int64_t j, int64_t n, const Output<T>& out,
-                 const Ahead<T>& ahead = {}) {
-  const int64_t row = a.transposed ? 1 : a.ld, depth = a.transposed ? a.ld : 1, step = 2 * lanes<T>();
-  const T* factors = a.data + top * depth;
+/// Rows [0, m) of the columns from j on (as many as a panel has) of C [., n]: the sum of the sources' products.
+template <bool kTransposed, class T, class Fetch = NoAhead>
+void times_panels(int64_t m, std::span<const Source<T>> sources, int64_t j, int64_t n, const Output<T>& out, const Fetch& ahead = {}) {
+  const int64_t step = 2 * lanes<T>();
   for (int64_t offset = 0; offset < kPanel<T> && j + offset < n; offset += step) {
     // Tiles of about the same height: a last one of few rows would wait for its own sums.
     const int64_t tiles = (m + kTileRows - 1) / kTileRows;
     for (int64_t t = 0, i = 0; t < tiles; ++t) {
       const int64_t rows = m / tiles + (t < m % tiles ? 1 : 0);
-      tile_of<T, kTileRows>(rows, k, factors + i * row, row, depth, panel + offset, n - j - offset, out.from(i, j + offset), ahead);
+      tile_of<T, kTransposed, kTileRows>(rows, sources, i, offset, n - j - offset, out.from(i, j + offset), ahead);
       i += rows;
     }
   }
+}
+
+/// The same of one product, with the rows [top, top + k) of A's depth.
+template <class T, class Fetch = NoAhead>
+void times_panel(int64_t m, int64_t k, const Matrix<T>& a, int64_t top, const T* panel, int64_t j, int64_t n, const Output<T>& out,
+                 const Fetch& ahead = {}) {
+  const int64_t row = a.transposed ? 1 : a.ld, depth = a.transposed ? a.ld : 1;
+  const Source<T> source{a.data + top * depth, row, depth, k, panel};
+  if (a.transposed)
+    times_panels<true, T>(m, {&source, 1}, j, n, out, ahead);
+  else
+    times_panels<false, T>(m, {&source, 1}, j, n, out, ahead);
 }
 
 }  // namespace lamina::kernels::HWY_NAMESPACE
