@@ -54,15 +54,15 @@ struct Steps {
   int64_t batch;        // sequences
 };
 
-/// An array over time from row `origin` on; or, `rolling`, room for one step, which each step overwrites.
+/// An array over time from row `origin` on; or, `rolling`, room for so many steps, which later steps overwrite.
 template <class T>
 struct OverTime {
   T* data = nullptr;
   int64_t origin = 0;
-  bool rolling = false;
+  int64_t rolling = 0;
 
   T* row(const Steps& steps, int64_t step, int64_t row, int64_t width) const {
-    return data ? data + ((rolling ? 0 : steps.offset[step] - origin) + row) * width : nullptr;
+    return data ? data + ((rolling ? step % rolling * steps.batch : steps.offset[step] - origin) + row) * width : nullptr;
   }
 };
 
@@ -128,7 +128,19 @@ struct RecurrentBackward {
   OverTime<const T> dy;            // [H]
   T *dh = nullptr, *dc = nullptr;  // [batch, H]: gradient of the state, updated in place
   OverTime<T> da_x, da_h;          // [G H], out; da_h is null where spec.one_gradient()
-  T* sums = nullptr;               // [RecurrentSums.count] grows by the gradients of biases and gains; null: nobody wants them
+
+  // Where the walk is to multiply for the gradients of the weights and of x too (in_walk > 0): for so many steps at a time, for which da_x and da_h
+  // are room. Only the CPU does, and not where spec.norm is columns.
+  int64_t in_walk = 0;
+  bool goes_on = false;                  // dw_ih and dw_hh have the gradients from later steps, and grow
+  OverTime<const T> x;                   // [C]
+  int64_t inputs = 0;                    // C
+  const Packed<T>* weight_ih = nullptr;  // W_ih [G H, C]; null: nobody wants dx
+  OverTime<T> dx;                        // [C], out
+  bool from_zero = false;                // h before step 0 is zeros
+  T *dw_ih = nullptr, *dw_hh = nullptr;  // [G H, C], [G H, H], out (null: nobody wants them)
+
+  T* sums = nullptr;  // [RecurrentSums.count] grows by the gradients of biases and gains; null: nobody wants them
   // Where one pass is several calls, from its last steps to its first: [kSumParts, RecurrentSums.count], zeros before the first of them, so that the
   // CPU keeps partial sums there and adds them up now and then and in the call that has step 0. Null: it does so in every call.
   T* sum_parts = nullptr;

@@ -65,7 +65,7 @@ class Forward {
     Tensor array = apart(count, width, index, in_[In::x]);
     T* const data = array.mutable_data<T>();
     (room == Room::whole ? trace_ : passing_)[index] = std::move(array);
-    return {data, 0, room == Room::step};
+    return {data, 0, room == Room::step ? 1 : 0};
   }
 
   void prepare(RecurrentResult& result, const std::vector<RecurrentPlan::Chunk>& chunks) {
@@ -97,7 +97,7 @@ class Forward {
     if (lstm() && keep_) work_.raw_c = over_time(Trace::raw_c, hidden, Room::whole);
     if (gru && keep_ && (!normalised || spec_.norm == TermNorm::columns)) work_.n_term = over_time(Trace::n_term, hidden, Room::whole);
     if (spec_.statistics() > 0) work_.statistics = over_time(Trace::statistics, spec_.statistics(), whole);
-    work_.y = {result.y.mutable_data<T>(), 0, false};
+    work_.y = {result.y.mutable_data<T>()};
     if (spec_.norm != TermNorm::columns) return;
     work_.x_columns = columns(Trace::x_mean, width, running_.mean_ih, running_.var_ih, x_var_);
     work_.h_columns = columns(Trace::h_mean, width, running_.mean_hh, running_.var_hh, h_var_);
@@ -138,7 +138,7 @@ class Forward {
       work_.a_x.origin = chunk.begin;
       if (work_.gates.data && !keep_) work_.gates.origin = chunk.begin;
     }
-    work_.x = {x.data<T>(), 0, false};
+    work_.x = {x.data<T>()};
     if (work_.weight_ih) return;  // the walk's own affair
     kernels::gemm<T>(device_)->gemm(chunk.count, width, inputs, {x.data<T>() + chunk.begin * inputs, ld, false},
                                     {in_[In::weight_ih].data<T>(), ld, true}, T{0}, work_.a_x.data + (chunk.begin - work_.a_x.origin) * width,

@@ -52,6 +52,15 @@ inline int64_t recurrent_chunk_rows(const kernels::RecurrentSpec& spec, Device d
   return std::clamp(of.elements / std::max<int64_t>(1, spec.width()), of.least, of.most);
 }
 
+/// How many steps at a time a backward pass on a CPU multiplies for the gradients of the weights and of x within its walk, so that the gradients of
+/// the summed inputs are never together in memory: where a step has enough sequences, and the weights' gradients stay in a thread's cache. Else 0.
+inline int64_t recurrent_in_walk(const kernels::RecurrentSpec& spec, Device device, int64_t batch, int64_t inputs, int64_t element) {
+  constexpr int64_t least_batch = 64, rows = 256, most_bytes = int64_t{1} << 19;
+  const bool fits = spec.width() * (spec.hidden + inputs) * element <= most_bytes;
+  if (!device.is_cpu() || spec.norm == kernels::TermNorm::columns || batch < least_batch || !fits) return 0;
+  return std::max<int64_t>(1, rows / batch);
+}
+
 /// [count, width], not initialised. Rows are often a multiple of 4 KiB apart and large arrays begin at the same place of a page: read together they
 /// would crowd into the same lines of the first cache. So those that are get different `slot`s, up to 7, which begin some lines apart.
 Tensor apart(int64_t count, int64_t width, int slot, const Tensor& like);

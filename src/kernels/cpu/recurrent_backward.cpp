@@ -1,6 +1,7 @@
 // The backward walk of a recurrent layer; recurrent_backward_cells.h has its cells.
 
 #include <algorithm>
+#include <optional>
 
 #include <lamina/core/parallel.h>
 #include "kernels/cpu/recurrent_parts.h"
@@ -12,6 +13,7 @@
 #include <hwy/foreach_target.h>
 
 #include "kernels/cpu/recurrent_backward_cells.h"
+#include "kernels/cpu/recurrent_backward_weights.h"
 #include "kernels/cpu/recurrent_simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -120,29 +122,66 @@ void fetch_first(const RecurrentBackward<T>& w, int64_t step, Range rows) {
   if (step > 0) fetch(w.raw_c, step - 1, w.spec.hidden);
 }
 
+/// What a step's gradients of the summed inputs are multiplied with, but for the weights' gradients: a member's share.
 template <class T>
-void walk(const RecurrentBackward<T>& w) {
-  const GroupFn<T> group = group_of<T>(w.spec);
-  const RowBlocks blocks(w.steps.batch);
-  const BlockSums<T> sums(w, blocks);
-  const int64_t hidden = w.spec.hidden, width = w.spec.width();
+void state_products(const RecurrentBackward<T>& w, const Share& share, int64_t step) {
+  const int64_t hidden = w.spec.hidden, width = w.spec.width(), alive = w.steps.alive[step];
   const OverTime<T>& da = w.spec.one_gradient() ? w.da_x : w.da_h;
   const Output<T> dh{w.spec.cell == Cell::gru ? T{1} : T{0}, w.dh, hidden, nullptr};
-  detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) HWY_ATTR {
-    const Share share(team, w.steps, panel_count(*w.weight), kTileRows);
-    for (int64_t step = w.steps.last - 1; step >= w.steps.first; --step) {
-      const int64_t alive = w.steps.alive[step];
-      for (int64_t block = share.blocks.begin; block < share.blocks.end; ++block)
-        cells(w, group, step, {blocks.begin(block), std::min(alive, blocks.begin(block + 1))}, sums.of(block));
-      if (step > 0) fetch_first(w, step - 1, share.cell_rows(w.steps.alive[step - 1]));
-      share.meet();
-      if (step > 0 || w.to_start) share_of_product<T>(share.product_rows(alive), share.panels, da.row(w.steps, step, 0, width), width, *w.weight, dh);
-      share.meet();
+  if (step > 0 || w.to_start) share_of_product<T>(share.product_rows(alive), share.panels, {da.row(w.steps, step, 0, width), width, w.weight}, dh);
+  if (!w.weight_ih) return;
+  share_of_product<T>(share.cell_rows(alive), {0, panel_count(*w.weight_ih)}, {w.da_x.row(w.steps, step, 0, width), width, w.weight_ih},
+                      Output<T>{T{0}, w.dx.row(w.steps, step, 0, w.inputs), w.inputs, nullptr});
+}
+
+template <class T>
+class Walk {
+ public:
+  explicit Walk(const RecurrentBackward<T>& w) : w_(w), group_(group_of<T>(w.spec)), blocks_(w.steps.batch), sums_(w, blocks_) {
+    if (w.in_walk) weights_.emplace(w, blocks_);
+  }
+
+  /// A member's part.
+  void operator()(const detail::Team& team) const {
+    const Share share(team, w_.steps, panel_count(*w_.weight), kTileRows);
+    if (weights_ && !share.together && weights_->parts_of(team)) {
+      const Range parts = *weights_->parts_of(team);
+      for (int64_t part = parts.begin; part < parts.end; ++part) steps(share.of(blocks_, weights_->blocks(part)), weights_->units(part), nullptr);
+    } else {
+      steps(share, weights_ ? weights_->units(team) : Range{0, 0}, share.together || weights_ ? &team : nullptr);
     }
-    if (!sums.due(w)) return;
-    team.wait();
-    sums.add_into(w.sums, team);
-  });
+    const bool due = sums_.due(w_);
+    if (due || weights_) team.wait();
+    if (due) sums_.add_into(w_.sums, team);
+    if (weights_) weights_->finish(team);
+  }
+
+ private:
+  // `team`: those who meet after the cells and after the products of a step.
+  void steps(const Share& share, Range units, const detail::Team* team) const {
+    for (int64_t step = w_.steps.last - 1; step >= w_.steps.first; --step) {
+      const int64_t alive = w_.steps.alive[step];
+      for (int64_t block = share.blocks.begin; block < share.blocks.end; ++block)
+        cells(w_, group_, step, {blocks_.begin(block), std::min(alive, blocks_.begin(block + 1))}, sums_.of(block));
+      if (step > 0) fetch_first(w_, step - 1, share.cell_rows(w_.steps.alive[step - 1]));
+      if (team) team->wait();
+      state_products(w_, share, step);
+      if (weights_) weights_->multiply(step, units);
+      if (team) team->wait();
+    }
+  }
+
+  const RecurrentBackward<T>& w_;
+  GroupFn<T> group_;
+  RowBlocks blocks_;
+  BlockSums<T> sums_;
+  std::optional<WeightProducts<T>> weights_;
+};
+
+template <class T>
+void walk(const RecurrentBackward<T>& w) {
+  const Walk<T> walk(w);
+  detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) { walk(team); });
 }
 
 /// Through statistics over the sequences of one step.

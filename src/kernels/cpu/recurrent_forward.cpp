@@ -232,7 +232,7 @@ void input_product(const RecurrentForward<T>& w, const Share& share, int64_t fir
   const int64_t width = w.spec.width(), inputs = w.weight_ih->k;
   const T* const bias = w.spec.norm == TermNorm::none ? w.parts.bias : nullptr;
   const auto product = [&](Range rows, Range panels, int64_t step) HWY_ATTR {
-    share_of_product<T>(rows, panels, w.x.row(w.steps, step, 0, inputs), inputs, *w.weight_ih,
+    share_of_product<T>(rows, panels, {w.x.row(w.steps, step, 0, inputs), inputs, w.weight_ih},
                         Output<T>{T{0}, w.a_x.row(w.steps, step, 0, width), width, bias});
   };
   if (share.together) {  // all rows of these steps, which stand one after the other
@@ -244,25 +244,36 @@ void input_product(const RecurrentForward<T>& w, const Share& share, int64_t fir
     for (int64_t step = first; step < last; ++step) product(share.cell_rows(w.steps.alive[step]), {panel, panel + 1}, step);
 }
 
-/// The end of the steps whose inputs a thread multiplies together: one step where the weight stays in its cache, so that the cell finds the product
-/// there too.
+/// Whether the inputs' weight stays in a thread's cache, so that a step's inputs can be multiplied in the step.
+template <class T>
+bool inputs_by_step(const RecurrentForward<T>& w) {
+  constexpr int64_t in_cache = int64_t{1} << 18;  // bytes
+  return w.weight_ih && w.weight_ih->k * w.weight_ih->n * static_cast<int64_t>(sizeof(T)) <= in_cache;
+}
+
+/// The end of the steps whose inputs a thread multiplies together: one step where the cell can find the product in the thread's cache, too.
 template <class T>
 int64_t input_end(const RecurrentForward<T>& w, const Share& share, int64_t first) {
-  constexpr int64_t in_cache = int64_t{1} << 18;  // bytes
-  if (!share.together && w.weight_ih->k * w.weight_ih->n * static_cast<int64_t>(sizeof(T)) <= in_cache) return first + 1;
+  if (!share.together && inputs_by_step(w)) return first + 1;
   int64_t end = first;
   for (int64_t rows = 0; end < w.steps.last && (end == first || rows < w.input_rows); ++end) rows += w.steps.alive[end];
   return end;
 }
 
-/// A share of a step's recurrent product.
+/// A share of a step's recurrent product; with_inputs: together with the inputs', which is added to it.
 template <class T>
-void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels) {
+void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels, bool with_inputs) {
   const bool zero = step == 0 && w.from_zero, sums = w.spec.sums_terms();
-  const int64_t width = w.spec.width();
-  const T* const bias = w.spec.norm == TermNorm::none && !sums ? w.parts.bias_h : nullptr;
+  const int64_t width = w.spec.width(), hidden = w.spec.hidden;
   T* const target = (sums ? w.a_x : w.a_h).row(w.steps, step, 0, width);
-  if (!zero) return share_of_product<T>(rows, panels, w.h, w.spec.hidden, *w.weight, Output<T>{sums ? T{1} : T{0}, target, width, bias});
+  if (with_inputs) {
+    const int64_t inputs = w.weight_ih->k;
+    const Factors<T> x{w.x.row(w.steps, step, 0, inputs), inputs, w.weight_ih}, h{w.h, hidden, w.weight};
+    const Output<T> out{T{0}, target, width, w.spec.norm == TermNorm::none ? w.parts.bias : nullptr};
+    return zero ? share_of_product<T>(rows, panels, x, out) : share_of_products<T>(rows, panels, x, h, out);
+  }
+  const T* const bias = w.spec.norm == TermNorm::none && !sums ? w.parts.bias_h : nullptr;
+  if (!zero) return share_of_product<T>(rows, panels, {w.h, hidden, w.weight}, Output<T>{sums ? T{1} : T{0}, target, width, bias});
   if (sums) return;
   const int64_t begin = panels.begin * kPanel<T>, end = std::min(panels.end * kPanel<T>, width);
   for (int64_t row = rows.begin; row < rows.end; ++row)
@@ -272,16 +283,17 @@ void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panel
 template <class T>
 void walk(const RecurrentForward<T>& w) {
   const GroupFn<T> group = group_of<T>(w.spec);
+  const bool at_once = w.spec.sums_terms() && inputs_by_step(w);
   detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) HWY_ATTR {
     const Share share(team, w.steps, panel_count(*w.weight), kTileRows);
     int64_t multiplied = w.steps.first;  // the inputs of the steps before this one are
     for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
       const int64_t alive = w.steps.alive[step];
-      if (w.weight_ih && step == multiplied) {
+      if (w.weight_ih && !at_once && step == multiplied) {
         multiplied = input_end(w, share, step);
         input_product(w, share, step, multiplied);
       }
-      product(w, step, share.product_rows(alive), share.panels);
+      product(w, step, share.product_rows(alive), share.panels, at_once);
       share.meet();
       cells(w, group, step, share.cell_rows(alive));
       share.meet();

@@ -33,20 +33,44 @@ const RecurrentBackwardPart<float>& recurrent_backward_part();
 template <>
 const RecurrentBackwardPart<double>& recurrent_backward_part();
 
+/// A range, of rows or of blocks.
+struct Range {
+  int64_t begin, end;
+};
+
+/// Rows of all steps whose numbers are in [begin, end).
+inline int64_t rows_between(const Steps& steps, int64_t begin, int64_t end) {
+  int64_t total = 0;
+  for (int64_t s = steps.first; s < steps.last; ++s) total += std::min(end, steps.alive[s]) - std::min(begin, steps.alive[s]);
+  return total;
+}
+inline int64_t total_rows(const Steps& steps) { return rows_between(steps, 0, steps.batch); }
+
 /// Sequences in blocks, by the batch alone: at most kSumParts, of a multiple of 4. Each has partial sums of its own, so that these do not depend on
 /// the threads.
 struct RowBlocks {
   explicit RowBlocks(int64_t batch) : rows((batch + 4 * kSumParts - 1) / (4 * kSumParts) * 4), count((batch + rows - 1) / rows), batch_(batch) {}
   int64_t rows, count;
   int64_t begin(int64_t block) const { return std::min(block * rows, batch_); }
+  /// The blocks of part i of n of some steps: they are cut where the work before is i/n of the whole.
+  Range part(const Steps& steps, int64_t i, int64_t n) const { return {cut(steps, i, n), cut(steps, i + 1, n)}; }
+  Range rows_of(Range blocks) const { return {begin(blocks.begin), begin(blocks.end)}; }
 
  private:
-  int64_t batch_;
-};
+  int64_t cut(const Steps& steps, int64_t i, int64_t n) const {
+    if (i == n) return count;
+    const int64_t goal = total_rows(steps) * i / n;
+    int64_t block = 0, before = 0;
+    while (block < count && before < goal) {
+      const int64_t next = before + rows_between(steps, begin(block), begin(block + 1));
+      if (next - goal > goal - before) break;
+      before = next;
+      ++block;
+    }
+    return block;
+  }
 
-/// A range, of rows or of blocks.
-struct Range {
-  int64_t begin, end;
+  int64_t batch_;
 };
 
 /// One thread's part of a walk. With many sequences a thread takes some of them through all steps and meets nobody; with few, all threads share each
@@ -57,20 +81,16 @@ struct Share {
     const RowBlocks all(steps.batch);
     const int64_t i = team.index(), n = team.size();
     panels = together ? Range{panel_count * i / n, panel_count * (i + 1) / n} : Range{0, panel_count};
-    // Cut the rows where the work before is i/n of the whole.
-    const auto cut = [&](int64_t part) {
-      const int64_t goal = total_rows(steps) * part / n;
-      int64_t block = 0, before = 0;
-      while (block < all.count && before < goal) {
-        const int64_t next = before + rows_of(steps, all.begin(block), all.begin(block + 1));
-        if (next - goal > goal - before) break;
-        before = next;
-        ++block;
-      }
-      return part == n ? all.count : block;
-    };
-    blocks = {cut(i), cut(i + 1)};
-    rows = {all.begin(blocks.begin), all.begin(blocks.end)};
+    blocks = all.part(steps, i, n);
+    rows = all.rows_of(blocks);
+  }
+
+  /// The same for other blocks of rows.
+  Share of(const RowBlocks& all, Range other) const {
+    Share result = *this;
+    result.blocks = other;
+    result.rows = all.rows_of(other);
+    return result;
   }
 
   Range product_rows(int64_t alive) const { return together ? Range{0, alive} : cell_rows(alive); }
@@ -83,13 +103,6 @@ struct Share {
   Range panels, blocks, rows;
 
  private:
-  static int64_t rows_of(const Steps& steps, int64_t begin, int64_t end) {
-    int64_t total = 0;
-    for (int64_t s = steps.first; s < steps.last; ++s) total += std::min(end, steps.alive[s]) - std::min(begin, steps.alive[s]);
-    return total;
-  }
-  static int64_t total_rows(const Steps& steps) { return rows_of(steps, 0, steps.batch); }
-
   const detail::Team* member;
 };
 

@@ -48,14 +48,34 @@ struct Segments {
   static constexpr int size(int segment) { return norm == TermNorm::gates ? 1 : cell == Cell::lstm ? 4 : segment == 1 ? 1 : gates == 3 ? 2 : 1; }
 };
 
+/// Rows of a, lda apart, and what they are multiplied with.
+template <class T>
+struct Factors {
+  const T* a;
+  int64_t lda;
+  const Packed<T>* w;
+
+  const T* panel(int64_t index) const { return w->data.get() + index * kPanel<T> * w->k; }
+};
+
 /// rows x panels of out = beta out + bias + a W.
 template <class T>
-HWY_INLINE void share_of_product(Range rows, Range panels, const T* a, int64_t lda, const Packed<T>& w, const Output<T>& out) {
+HWY_INLINE void share_of_product(Range rows, Range panels, const Factors<T>& f, const Output<T>& out) {
   if (rows.begin >= rows.end) return;
-  const Output<T> there{out.beta, out.c + rows.begin * out.ldc, out.ldc, out.bias};
   for (int64_t panel = panels.begin; panel < panels.end; ++panel)
-    times_panel<T>(rows.end - rows.begin, w.k, {a + rows.begin * lda, lda, false}, 0, w.data.get() + panel * kPanel<T> * w.k, panel * kPanel<T>, w.n,
-                   there);
+    times_panel<T>(rows.end - rows.begin, f.w->k, {f.a + rows.begin * f.lda, f.lda, false}, 0, f.panel(panel), panel * kPanel<T>, f.w->n,
+                   out.from(rows.begin, 0));
+}
+
+/// The same for the sum of two products.
+template <class T>
+HWY_INLINE void share_of_products(Range rows, Range panels, const Factors<T>& f, const Factors<T>& g, const Output<T>& out) {
+  if (rows.begin >= rows.end) return;
+  for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
+    const Source<T> sources[] = {{f.a + rows.begin * f.lda, f.lda, 1, f.w->k, f.panel(panel)},
+                                 {g.a + rows.begin * g.lda, g.lda, 1, g.w->k, g.panel(panel)}};
+    times_panels<false, T>(rows.end - rows.begin, sources, panel * kPanel<T>, f.w->n, out.from(rows.begin, 0));
+  }
 }
 
 template <class T>
