@@ -4,7 +4,7 @@
 //   bench --filter n4-adam --profile   where the time of a step goes, by kernel family
 //   bench --compare peer.jsonl         beside the rows of scripts/peer_pytorch.py; only workloads that both know
 // "us" is the best over repeats of the mean of a burst; "ratio" is us / floor_us. On a busy machine ratios mean nothing: such a row is measured
-// again, and if the machine stays busy it is left without a ratio and the exit code is 1.
+// again, and if the machine stays busy it is left without a ratio and the exit code is 1. Rows that measure the graph have no floor.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -69,6 +69,7 @@ struct Row {
   std::optional<double> peer_us;
 
   double floor_us() const { return flop_us + move_us; }
+  std::optional<double> ratio() const { return !busy && floor_us() > 0 ? std::optional(us / floor_us()) : std::nullopt; }
 };
 
 Row measure(const bench::Workload& workload, bench::Floor& floor, const Options& options) {
@@ -80,7 +81,7 @@ Row measure(const bench::Workload& workload, bench::Floor& floor, const Options&
     row.flop_us = floor.flop_seconds(workload.work) * 1e6;
     row.move_us = floor.move_seconds(workload.work) * 1e6;
     row.us = bench::time_burst(workload.make(), options.repeat, options.device).seconds * 1e6;
-    row.busy = floor.machine_is_busy();
+    row.busy = row.floor_us() > 0 && floor.machine_is_busy();
     if (!row.busy) break;
   }
   return row;
@@ -99,14 +100,15 @@ void print_header(const Options& options, const Peer* peer, double peak_flops) {
 void print_row(const Options& options, const Row& row) {
   if (options.json) {
     nlohmann::ordered_json line{{"name", row.name},       {"us", row.us},           {"floor_us", row.floor_us()},
-                                {"flop_us", row.flop_us}, {"move_us", row.move_us}, {"ratio", row.us / row.floor_us()},
+                                {"flop_us", row.flop_us}, {"move_us", row.move_us}, {"ratio", nullptr},
                                 {"busy", row.busy}};
-    if (row.busy) line["ratio"] = nullptr;
+    if (const auto ratio = row.ratio()) line["ratio"] = *ratio;
     if (row.peer_us) line["peer_us"] = *row.peer_us;
     fmt::print("{}\n", line.dump());
   } else {
+    const std::string unknown = row.busy ? "busy" : "-";
     fmt::print("{:<32} {:>11.1f} {:>11.1f} {:>11.1f} {:>11.1f} {:>7}", row.name, row.us, row.floor_us(), row.flop_us, row.move_us,
-               row.busy ? "busy" : fmt::format("{:.2f}", row.us / row.floor_us()));
+               row.ratio() ? fmt::format("{:.2f}", *row.ratio()) : unknown);
     if (row.peer_us) fmt::print(" {:>11.1f} {:>9}", *row.peer_us, row.busy ? "busy" : fmt::format("{:.2f}", *row.peer_us / row.us));
     fmt::print("\n");
   }

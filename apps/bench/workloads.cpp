@@ -20,6 +20,40 @@ Sweep adam_sweep(int64_t parameters, bool reads_gradient = false) {
   return {4 * parameters, reads_gradient ? std::vector<size_t>{gradient} : std::vector<size_t>{}, {}, {parameter, first_moment, second_moment}};
 }
 
+struct MlpState {
+  nn::Sequential model;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Tensor images, labels;
+};
+
+// Makes one training step of an MLP.
+std::function<std::function<void()>()> mlp_training(const std::vector<int64_t>& sizes, const std::string& norm, int64_t batch, bool adam,
+                                                    Device device) {
+  return [=]() -> std::function<void()> {
+    auto state = std::make_shared<MlpState>();
+    state->model = nn::MLP({.sizes = sizes, .norm = norm});
+    state->model.init(1);
+    state->model.to(device);
+    if (adam)
+      state->optimizer = std::make_unique<optim::Adam>(state->model.parameters(), optim::AdamOptions{.lr = 1e-3});
+    else
+      state->optimizer = std::make_unique<optim::SGD>(state->model.parameters(), optim::SGDOptions{.lr = 0.1});
+    Rng rng(2);
+    state->images = rand({batch, sizes.front()}, rng).to(device);
+    state->labels = randint({batch}, 0, sizes.back(), rng).to(device);
+    return [state] {
+      state->optimizer->zero_grad();
+      cross_entropy(state->model(state->images), state->labels).backward();
+      state->optimizer->step();
+    };
+  };
+}
+
+// What a step of three layers costs where there is next to nothing to compute: the graph. It has no floor.
+Workload graph_step(const std::string& norm, Device device) {
+  return {fmt::format("graph/mlp-{}-2-2-2-2", norm), {}, mlp_training({2, 2, 2, 2}, norm, 2, false, device)};
+}
+
 // The paper's MLP, one training step. Its floor: every product's operations (no gradient for the images), each weight read once forward and, but for
 // the first layer, once backward, and the update's parameters and moments read and written once. The weight gradient need not exist in memory.
 Workload mlp_step(const std::string& norm, int64_t batch, bool adam, Device device) {
@@ -35,30 +69,7 @@ Workload mlp_step(const std::string& norm, int64_t batch, bool adam, Device devi
   const Sweep update = adam ? adam_sweep(parameters) : Sweep{4 * parameters, {}, {}, {parameter}};
   const Work work{2.0 * static_cast<double>(batch) * products,
                   {{4 * parameters, {parameter}, {}, {}}, {4 * backward_weights, {parameter}, {}, {}}, update}};
-  const auto make = [=]() -> std::function<void()> {
-    struct State {
-      nn::Sequential model;
-      std::unique_ptr<optim::Optimizer> optimizer;
-      Tensor images, labels;
-    };
-    auto state = std::make_shared<State>();
-    state->model = nn::MLP({.sizes = sizes, .norm = norm});
-    state->model.init(1);
-    state->model.to(device);
-    if (adam)
-      state->optimizer = std::make_unique<optim::Adam>(state->model.parameters(), optim::AdamOptions{.lr = 1e-3});
-    else
-      state->optimizer = std::make_unique<optim::SGD>(state->model.parameters(), optim::SGDOptions{.lr = 0.1});
-    Rng rng(2);
-    state->images = rand({batch, 784}, rng).to(device);
-    state->labels = randint({batch}, 0, 10, rng).to(device);
-    return [state] {
-      state->optimizer->zero_grad();
-      cross_entropy(state->model(state->images), state->labels).backward();
-      state->optimizer->step();
-    };
-  };
-  return {fmt::format("step/mlp-{}-n{}-{}", norm, batch, adam ? "adam" : "sgd"), work, make};
+  return {fmt::format("step/mlp-{}-n{}-{}", norm, batch, adam ? "adam" : "sgd"), work, mlp_training(sizes, norm, batch, adam, device)};
 }
 
 // One training step of a recurrent layer over T steps of N sequences, the loss being mean(y w). Its floor: the products of every step (no gradient
@@ -118,6 +129,7 @@ std::vector<Workload> workloads(Device device) {
       all.push_back(recurrent_step(norm, T, N, C, H, device));
   for (Workload& workload : norm_workloads(device)) all.push_back(std::move(workload));
   all.push_back(adam_update(10'000'000, device));
+  for (const std::string norm : {"none", "layer"}) all.push_back(graph_step(norm, device));
   return all;
 }
 
