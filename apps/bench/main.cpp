@@ -4,7 +4,8 @@
 //   bench --filter n4-adam --profile   where the time of a step goes, by kernel family
 //   bench --compare peer.jsonl         beside the rows of scripts/peer_pytorch.py; only workloads that both know
 // "us" is the best over repeats of the mean of a burst; "ratio" is us / floor_us. On a busy machine ratios mean nothing: such a row is measured
-// again, and if the machine stays busy it is left without a ratio and the exit code is 1. Rows that measure the graph have no floor.
+// again, and if the machine stays busy it is left without a ratio and the exit code is 1. Rows that measure the graph have no floor, and nothing to
+// tell a busy machine by.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

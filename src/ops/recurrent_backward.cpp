@@ -26,7 +26,7 @@ class Backward {
   }
 
   void run() {
-    work_.in_walk = recurrent_in_walk(spec_, device(), plan_.batch, inputs_, static_cast<int64_t>(sizeof(T)));
+    work_.in_walk = recurrent_in_walk(spec_, device(), plan_, inputs_, static_cast<int64_t>(sizeof(T)));
     const std::vector<RecurrentPlan::Chunk> chunks = plan_.chunks(work_.in_walk ? kRowsInWalk : recurrent_chunk_rows(spec_, device()));
     prepare(chunks);
     if (work_.in_walk) prepare_products();

@@ -53,12 +53,14 @@ inline int64_t recurrent_chunk_rows(const kernels::RecurrentSpec& spec, Device d
 }
 
 /// How many steps at a time a backward pass on a CPU multiplies for the gradients of the weights and of x within its walk, so that the gradients of
-/// the summed inputs are never together in memory: where a step has enough sequences, and the weights' gradients stay in a thread's cache. Else 0.
-inline int64_t recurrent_in_walk(const kernels::RecurrentSpec& spec, Device device, int64_t batch, int64_t inputs, int64_t element) {
-  constexpr int64_t least_batch = 64, rows = 256, most_bytes = int64_t{1} << 19;
+/// the summed inputs are never together in memory: where the weights' gradients stay in a thread's cache, and steps have so many sequences, those
+/// that have ended not counted, that these are not read and written for a few rows. Else 0.
+inline int64_t recurrent_in_walk(const kernels::RecurrentSpec& spec, Device device, const RecurrentPlan& plan, int64_t inputs, int64_t element) {
+  constexpr int64_t least_alive = 64, rows = 256, most_bytes = int64_t{1} << 19;
   const bool fits = spec.width() * (spec.hidden + inputs) * element <= most_bytes;
-  if (!device.is_cpu() || spec.norm == kernels::TermNorm::columns || batch < least_batch || !fits) return 0;
-  return std::max<int64_t>(1, rows / batch);
+  if (!device.is_cpu() || spec.norm == kernels::TermNorm::columns || spec.hidden == 0 || plan.steps() == 0 || !fits) return 0;
+  const int64_t together = std::max<int64_t>(1, rows / std::max<int64_t>(plan.batch, 1)), alive = plan.rows / plan.steps();
+  return alive >= least_alive && together * alive >= rows / 2 ? together : 0;
 }
 
 /// [count, width], not initialised. Rows are often a multiple of 4 KiB apart and large arrays begin at the same place of a page: read together they

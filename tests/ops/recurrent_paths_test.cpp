@@ -13,7 +13,8 @@ using namespace lamina::test;
 namespace {
 
 /// Sizes that make the op share rows, share columns, and take several runs of steps.
-std::vector<RecurrentSizes> several_sizes() { return {{5, 4, 3, 7}, {3, 40, 5, 64}, {2, 4, 6, 200}, {31, 150, 2, 3}}; }
+// The last two multiply for the weights' gradients within the backward walk, with lengths too: two steps at a time, and one.
+std::vector<RecurrentSizes> several_sizes() { return {{5, 4, 3, 7}, {3, 40, 5, 64}, {2, 4, 6, 200}, {31, 128, 2, 3}, {31, 270, 2, 3}}; }
 
 RecurrentResult forward(const RecurrentCase& of, const RecurrentInputs& in, const Setting& s) {
   return recurrent(in["x"], in["h0"], in["c0"], in.parameters(), s.options, s.lengths,
@@ -166,7 +167,8 @@ TEST_CASE("recurrent: a sequence that is not a number stays alone, for every nor
 
 TEST_CASE("recurrent: sizes of zero") {
   for (const RecurrentCase& of : recurrent_cases())
-    for (const RecurrentSizes& sizes : std::vector<RecurrentSizes>{{0, 3, 2, 4}, {3, 0, 2, 4}, {3, 2, 0, 4}, {3, 2, 2, 0}, {0, 0, 0, 0}}) {
+    for (const RecurrentSizes& sizes :
+         std::vector<RecurrentSizes>{{0, 3, 2, 4}, {3, 0, 2, 4}, {3, 2, 0, 4}, {3, 2, 2, 0}, {0, 0, 0, 0}, {3, 64, 3, 0}, {3, 64, 0, 4}}) {
       INFO(of.name << ", " << text(sizes));
       const RecurrentInputs leaves = recurrent_inputs(of, sizes, 25).leaves(DType::f64);
       const RecurrentResult r = forward(of, leaves, {{.cell = of.cell, .norm = of.norm}, {}, 0});
@@ -181,6 +183,7 @@ TEST_CASE("recurrent: sizes of zero") {
       }
       if (sizes.steps == 0) check_close(r.h, leaves["h0"], exact);
       if (sizes.input == 0 && sizes.hidden > 0) CHECK(norm_of(r.y) > 0);
+      if (sizes.hidden == 0) CHECK(norm_of(leaves["x"].grad()) == 0);
     }
 }
 
