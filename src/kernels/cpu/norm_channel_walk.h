@@ -153,27 +153,33 @@ void for_each_in_channel(const ChannelNorm& spec, int64_t c, F f) {
   for (int64_t n = 0; n < spec.batch; ++n) apply_to_run<T, WholeVector>(spec, n, c, f);
 }
 
-template <class T, template <class> class Whole, int64_t kRows, class F>
+template <class T, template <class> class Whole, class F>
 void for_each_in_order(const ChannelNorm& spec, F f) {
   const int64_t runs = spec.space == 1 ? spec.batch : spec.batch * spec.channels, length = spec.space == 1 ? spec.channels : spec.space;
   parallel_for(runs, std::max<int64_t>(1, parallel_elements / length), [&](int64_t first, int64_t last) {
-    if (spec.space == 1)
-      for_each_rows<T, kRows>(spec, first, last, 0, [&](auto count, int64_t row, int64_t step, int64_t head) HWY_ATTR {
-        apply_to_rows<T, Whole>(spec, count, row, step, head, f);
-      });
-    else
-      for (int64_t run = first; run < last; ++run) apply_to_run<T, Whole>(spec, run / spec.channels, run % spec.channels, f);
+    for (int64_t run = first; run < last; ++run) {
+      if (spec.space == 1)
+        apply_to_rows<T, Whole>(spec, std::integral_constant<int64_t, 1>(), run, 1, to_aligned<T>(run * length), f);
+      else
+        apply_to_run<T, Whole>(spec, run / spec.channels, run % spec.channels, f);
+    }
     hwy::FlushStream();
   });
 }
 
-// All elements in memory order, on all threads; `result` is what f writes. Beyond the caches stores that change between rows take twice the time.
+// All elements, by rows or runs, on all threads; `result` is what f writes. In cache many rows go together; beyond it stores that change between rows
+// take twice the time, and everything is in memory order.
 template <class T, class F>
 void for_each_element(const ChannelNorm& spec, const Cut& cut, const T* result, F f) {
-  if (cut.small) return for_each_in_order<T, WholeVector, 16>(spec, f);
+  if (cut.small && spec.space == 1)
+    return parallel_for(spec.batch, std::max<int64_t>(1, parallel_elements / spec.channels), [&](int64_t first, int64_t last) {
+      for_each_rows<T, 16>(spec, first, last, 0, [&](auto count, int64_t row, int64_t step, int64_t head) HWY_ATTR {
+        apply_to_rows<T, WholeVector>(spec, count, row, step, head, f);
+      });
+    });
   streams(result, spec.batch * spec.channels * spec.space, spec.space == 1 ? spec.channels : spec.space)
-      ? for_each_in_order<T, StreamedVector, 1>(spec, f)
-      : for_each_in_order<T, WholeVector, 1>(spec, f);
+      ? for_each_in_order<T, StreamedVector>(spec, f)
+      : for_each_in_order<T, WholeVector>(spec, f);
 }
 
 // One pass over everything: sum(piece, totals) forms the K sums of a piece, finish(piece, totals) uses those of the whole batch.
