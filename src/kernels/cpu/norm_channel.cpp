@@ -248,7 +248,10 @@ struct ChannelBackward {
       find_scale(p.c, p.c + p.width);
       if (both_passes) make_dx([&](auto f) { for_each_in_channel<T>(spec, p.c, f); });
     };
-    centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
+    if (!sums_needed() && cut.groups > 1)
+      find_scale(0, spec.channels);
+    else
+      centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
     if (dx && !both_passes) make_dx([&](auto f) { for_each_element<T>(spec, cut, dx, f); });
   }
 };
