@@ -80,6 +80,20 @@ TEST_CASE("sums of very many terms lose nothing (A23)", "[ops][reduce][large]") 
   CHECK(max_difference(mean(ones({(int64_t{1} << 24) + 2, 2}), {0}), ones({2})) == 0);
 }
 
+TEST_CASE("sums of equal terms are the nearest f32, where rounding one after the other errs in one direction", "[ops][reduce]") {
+  for (const int64_t n : {7, 64, 1000, 4096, 100003}) {
+    CAPTURE(n);
+    const double term = static_cast<double>(0.1f);
+    const auto nearest = [&](int64_t count) { return static_cast<double>(static_cast<float>(term * static_cast<double>(count))); };
+    CHECK(sum(full({n}, term)).item() == nearest(n));
+    CHECK(difference(mean(full({n}, term)).item(), term) < f32_rounding);
+    // Along the other axis: of few columns, and of several blocks of them.
+    for (const int64_t columns : {3, 300})
+      check_close(sum(full({std::min<int64_t>(n, 1000), columns}, term), {0}),
+                  std::vector<double>(static_cast<size_t>(columns), nearest(std::min<int64_t>(n, 1000))), exact);
+  }
+}
+
 // [cpu]: a GPU has no thread count.
 TEST_CASE("the gradient of a stencil is exact for every thread count (I07)", "[ops][reduce][cpu]") {
   const int threads = num_threads();

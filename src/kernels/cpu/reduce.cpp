@@ -1,4 +1,5 @@
-// Reductions. Every sum is cut into fixed chunks: within a chunk T accumulates in several lanes, the chunks' results are added in order in double.
+// Reductions. Every sum is cut into fixed chunks: within a chunk several lanes accumulate in double, the chunks' results are added in order. (64
+// equal terms, one after the other in f32, are off by 8 units in the last place.)
 
 #include <algorithm>
 #include <atomic>
@@ -20,37 +21,75 @@ HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
 
 constexpr int64_t kGrain = 65536;    // elements below which a range is not worth a thread
-constexpr int64_t kChunk = 4096;     // elements of a run that T accumulates
-constexpr int64_t kChunkRows = 128;  // rows that T accumulates when columns are reduced
+constexpr int64_t kChunk = 4096;     // elements of a run that are accumulated in one go
+constexpr int64_t kChunkRows = 128;  // rows, when columns are reduced
 constexpr int64_t kColumns = 256;    // columns of one task
 
 inline int64_t pieces(int64_t size, int64_t piece) { return (size + piece - 1) / piece; }
 
-// What a reduction starts from, how vectors and how chunks combine.
+/// Sums in double of the lanes of float vectors.
+struct DoubleSum {
+  Vec<double> low, high;  // of the lower and the upper half of the lanes
+
+  HWY_INLINE void add(Vec<float> v) {
+#if HWY_TARGET == HWY_SCALAR  // whose single lane has no halves
+    low = hn::Add(low, hn::PromoteTo(Tag<double>(), v));
+#else
+    const hn::Half<Tag<float>> half;
+    low = hn::Add(low, hn::PromoteTo(Tag<double>(), hn::LowerHalf(half, v)));
+    high = hn::Add(high, hn::PromoteTo(Tag<double>(), hn::UpperHalf(half, v)));
+#endif
+  }
+  /// Four at once, with two roundings in f32 (none where all are equal), for a third of the work.
+  HWY_INLINE void add(Vec<float> a, Vec<float> b, Vec<float> c, Vec<float> d) { add(hn::Add(hn::Add(a, b), hn::Add(c, d))); }
+
+  HWY_INLINE void store_lanes(double* p) const {
+    store(low, p);
+    if (lanes<float>() > 1) store(high, p + lanes<double>());
+  }
+  HWY_INLINE double total() const { return sum_lanes<double>(hn::Add(low, high)); }
+};
+
+// What a reduction accumulates in, what it starts from, how vectors and how chunks combine.
 template <class T>
 struct Sum {
+  using Acc = double;
   static constexpr T kStart = 0;
   static HWY_INLINE Vec<T> combine(Vec<T> a, Vec<T> b) { return hn::Add(a, b); }
   static double combine(double a, double b) { return a + b; }
 };
 template <class T>
 struct Max {
+  using Acc = T;
   static constexpr T kStart = -std::numeric_limits<T>::infinity();
   static HWY_INLINE Vec<T> combine(Vec<T> a, Vec<T> b) { return max_nan(a, b); }
   static double combine(double a, double b) { return std::isnan(a) || a > b ? a : b; }
 };
 template <class T>
 struct Min {
+  using Acc = T;
   static constexpr T kStart = std::numeric_limits<T>::infinity();
   static HWY_INLINE Vec<T> combine(Vec<T> a, Vec<T> b) { return min_nan(a, b); }
   static double combine(double a, double b) { return std::isnan(a) || a < b ? a : b; }
 };
 
+inline double sum_chunk(int64_t n, const double* x) {
+  return sum<double>(n, [&](auto at) HWY_ATTR { return at.load(x); });
+}
+inline double sum_chunk(int64_t n, const float* x) {
+  const int64_t step = lanes<float>();
+  DoubleSum sum{zero<double>(), zero<double>()};
+  int64_t i = 0;
+  for (; i + 4 * step <= n; i += 4 * step) sum.add(load(x + i), load(x + i + step), load(x + i + 2 * step), load(x + i + 3 * step));
+  for_each_vector<float>(n - i, [&](auto at) HWY_ATTR { sum.add(at.load(x + i)); });
+  return sum.total();
+}
+
 /// One chunk of a contiguous run.
 template <class T, template <class> class Op>
 double reduce_chunk(int64_t n, const T* x) {
   if constexpr (std::is_same_v<Op<T>, Sum<T>>) {
-    return sum<T>(n, [&](auto at) HWY_ATTR { return at.load(x); });
+    return sum_chunk(n, x);
   } else {
     const Vec<T> start = set(Op<T>::kStart);
     Vec<T> a = start, b = start;
@@ -111,24 +150,42 @@ void reduce_rows(int64_t rows, int64_t pitch, int64_t columns, const T* x, T* ac
   });
 }
 
+/// The same for sums of floats; acc has room for whole vectors.
+template <class T, template <class> class Op>
+void reduce_rows(int64_t rows, int64_t pitch, int64_t columns, const float* x, double* acc) {
+  for_each_vector<float>(columns, [&](auto at) HWY_ATTR {
+    DoubleSum sum{zero<double>(), zero<double>()};
+    const auto row = [&](int64_t r) HWY_ATTR { return at.load(x + r * pitch); };
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) sum.add(row(r), row(r + 1), row(r + 2), row(r + 3));
+    for (; r < rows; ++r) sum.add(row(r));
+    sum.store_lanes(acc + at.index);
+  });
+}
+
 /// y[outer, inner] over the middle of x[outer, axis, inner], inner > 1.
 template <class T, template <class> class Op>
 void reduce_columns(int64_t outer, int64_t axis, int64_t inner, const T* x, T* y) {
+  using Acc = typename Op<T>::Acc;
   const int64_t chunks = std::max<int64_t>(1, pieces(axis, kChunkRows)), blocks = pieces(inner, kColumns);
-  std::vector<T> partial(chunks == 1 ? 0 : static_cast<size_t>(outer * chunks * inner));  // [outer, chunks, inner]
-  T* results = chunks == 1 ? y : partial.data();
+  std::vector<Acc> partial(chunks == 1 ? 0 : static_cast<size_t>(outer * chunks * inner));  // [outer, chunks, inner]
   const int64_t task_size = std::max<int64_t>(1, std::min(axis, kChunkRows) * std::min(inner, kColumns));
   parallel_for(outer * chunks * blocks, std::max<int64_t>(1, kGrain / task_size), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t j = task % blocks * kColumns, chunk = task / blocks % chunks, o = task / blocks / chunks, top = chunk * kChunkRows;
-      reduce_rows<T, Op>(std::min(kChunkRows, axis - top), inner, std::min(kColumns, inner - j), x + (o * axis + top) * inner + j,
-                         results + (o * chunks + chunk) * inner + j);
+      const int64_t columns = std::min(kColumns, inner - j);
+      Acc acc[kColumns];
+      reduce_rows<T, Op>(std::min(kChunkRows, axis - top), inner, columns, x + (o * axis + top) * inner + j, acc);
+      if (chunks == 1)
+        std::transform(acc, acc + columns, y + o * inner + j, [](Acc value) { return static_cast<T>(value); });
+      else
+        std::copy(acc, acc + columns, partial.begin() + (o * chunks + chunk) * inner + j);
     }
   });
   if (chunks == 1) return;
   parallel_for(outer * inner, std::max<int64_t>(1, kGrain / chunks), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const T* p = partial.data() + i / inner * chunks * inner + i % inner;
+      const Acc* p = partial.data() + i / inner * chunks * inner + i % inner;
       double result = p[0];
       for (int64_t c = 1; c < chunks; ++c) result = Op<T>::combine(result, static_cast<double>(p[c * inner]));
       y[i] = static_cast<T>(result);
