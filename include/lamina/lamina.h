@@ -22,6 +22,7 @@
 #include <lamina/io/gzip.h>
 #include <lamina/io/idx.h>
 #include <lamina/io/safetensors.h>
+#include <lamina/nn/gradcheck.h>
 #include <lamina/nn/init.h>
 #include <lamina/nn/layers.h>
 #include <lamina/nn/mlp.h>

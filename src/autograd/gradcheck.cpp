@@ -50,7 +50,7 @@ class Checker {
  public:
   Checker(const Function& fn, std::vector<Tensor> inputs, const GradcheckOptions& options) : fn_(fn), inputs_(std::move(inputs)), options_(options) {
     for (size_t i = 0; i < inputs_.size(); ++i) {
-      if (inputs_[i].dtype() != DType::f64) fail("gradcheck", "input {}: expected f64, got {}", i, inputs_[i].dtype());
+      if (inputs_[i].dtype() != DType::f64) fail("gradcheck", "{}: expected f64, got {}", name(i), inputs_[i].dtype());
       inputs_[i] = inputs_[i].clone();  // the caller's tensors stay as they are
       inputs_[i].set_requires_grad();
     }
@@ -70,13 +70,15 @@ class Checker {
     std::ranges::sort(mismatches_, std::ranges::greater{}, &Mismatch::error);
     for (size_t i = 0; i < std::min<size_t>(mismatches_.size(), 5); ++i) {
       const Mismatch& m = mismatches_[i];
-      result.message += fmt::format("input {} {} element {}: numeric {:.10g}, analytic {:.10g}, relative error {:.3g}\n", m.input,
+      result.message += fmt::format("{} {} element {}: numeric {:.10g}, analytic {:.10g}, relative error {:.3g}\n", name(m.input),
                                     inputs_[m.input].shape(), m.coordinate, m.numeric, m.analytic, m.error);
     }
     return result;
   }
 
  private:
+  std::string name(size_t input) const { return input < options_.names.size() ? options_.names[input] : fmt::format("input {}", input); }
+
   double loss() {
     const NoGrad no_grad;
     return inner_product(fn_(inputs_), cotangent_);
@@ -134,7 +136,7 @@ class Checker {
     norm = std::sqrt(norm);
     if (!options_.expect_zero && !(norm >= options_.min_norm)) {
       result.ok = false;
-      result.message += fmt::format("input {} {}: the numeric gradient is zero (norm {:.3g}), so nothing is tested\n", i, inputs_[i].shape(), norm);
+      result.message += fmt::format("{} {}: the numeric gradient is zero (norm {:.3g}), so nothing is tested\n", name(i), inputs_[i].shape(), norm);
     }
     const double typical = norm / std::sqrt(static_cast<double>(coordinates.size()));
     for (size_t k = 0; k < coordinates.size(); ++k) {
@@ -164,7 +166,7 @@ class Checker {
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (nearly(analytic[i], twice[i], 2.0)) continue;
       result.ok = false;
-      result.message += fmt::format("input {}: two backward passes over one graph did not add up to twice the gradient\n", i);
+      result.message += fmt::format("{}: two backward passes over one graph did not add up to twice the gradient\n", name(i));
     }
   }
 
@@ -176,7 +178,7 @@ class Checker {
       for (size_t i = 0; i < inputs_.size(); ++i) {
         if (i == frozen ? !others[i].defined() : nearly(analytic[i], others[i], 1.0)) continue;
         result.ok = false;
-        result.message += fmt::format("input {}: its gradient changes when input {} needs none\n", i, frozen);
+        result.message += fmt::format("{}: its gradient changes when {} needs none\n", name(i), name(frozen));
       }
     }
   }

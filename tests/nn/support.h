@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <lamina/nn/gradcheck.h>
 #include <lamina/nn/module.h>
 
 #include "support/allclose.h"
@@ -40,15 +41,11 @@ inline bool same_state(const nn::StateDict& a, const nn::StateDict& b) {
 /// Gradients of x and of every parameter of the f64 module against central differences.
 template <class Module>
 void check_module_gradients(Module& module, const Tensor& x) {
-  const std::vector<nn::Parameter*> parameters = module.parameters();
   std::vector<Tensor> inputs = {x};
-  for (nn::Parameter* parameter : parameters) inputs.push_back(parameter->value());
-  check_gradients(
-      [&](const std::vector<Tensor>& in) {
-        for (size_t i = 0; i < parameters.size(); ++i) parameters[i]->tensor() = in[i + 1];
-        return module(in[0]);
-      },
-      inputs);
+  for (nn::Parameter* parameter : module.parameters()) inputs.push_back(parameter->value());
+  const GradcheckResult result = nn::gradcheck(module, x, on_device({}, inputs));
+  INFO(result.message);
+  CHECK(result.ok);
 }
 
 }  // namespace lamina::test
