@@ -3,6 +3,9 @@
 #include <lamina/ops/matmul.h>
 #include <lamina/ops/reduce.h>
 
+#include <set>
+#include <vector>
+
 #include "support/allclose.h"
 #include "support/random.h"
 
@@ -50,6 +53,25 @@ TEST_CASE("freed memory is reused and can be given back", "[core][memory]") {
   CHECK(memory_stats().cached_bytes == 0);
   { const Tensor x = Tensor::empty({777}); }
   CHECK(memory_stats().system_allocations == calls + 1);
+}
+
+TEST_CASE("large buffers begin at four places of a page, in turn", "[core][memory]") {
+  release_cached_memory();
+  for (const int64_t count : {4096, 5000, 40000, 1 << 20}) {  // 16 KB and more, up to huge pages
+    std::set<uintptr_t> places;
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 4; ++i) {
+      tensors.push_back(Tensor::zeros({count}));
+      const auto address = reinterpret_cast<uintptr_t>(tensors.back().data<float>());
+      CHECK(address % 1024 == 0);
+      places.insert(address % 4096);
+    }
+    CAPTURE(count);
+    CHECK(places.size() == 4);
+    for (Tensor& x : tensors) CHECK((x + 1.0).to_vector<float>().back() == 1);  // the last entry is there
+  }
+  release_cached_memory();  // finds where they really began
+  CHECK(memory_stats().cached_bytes == 0);
 }
 
 TEST_CASE("a training loop in its steady state asks nothing of the system", "[core][memory]") {
