@@ -19,48 +19,29 @@ HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
 namespace {
 
-// What the second sweep of the backward needs to know of a row: dx = rstd (a - mean_a - x-hat mean_ax) with a = gain dy.
+// What the second sweep of the backward needs to know of a row: dx = rstd (gain dy - (x - mean) slope - level), which is rstd (a - mean(a) - x-hat
+// mean(a x-hat)) with a = gain dy. And what the rounding of the saved mean took from x-hat.
 template <class T>
 struct RowTerms {
-  T mean, rstd, offset, mean_a, mean_ax;
+  T mean, rstd, offset, slope, level;
+};
+
+// A row's sums in the first sweep: of x - mean, a, and a (x - mean) rstd.
+struct RowSums {
+  double d = 0, a = 0, ax = 0;
 };
 
 template <class T>
-RowTerms<T> row_terms(const RowNorm& spec, const T* x, T mean, T rstd, double sum_d, double sum_a, double sum_ax) {
+RowTerms<T> row_terms(const RowNorm& spec, const T* x, T mean, T rstd, RowSums sum) {
   const int64_t measured = measured_width(spec);
-  const double count = static_cast<double>(std::max<int64_t>(measured, 1));
+  const double per_entry = 1 / static_cast<double>(std::max<int64_t>(measured, 1));
   if (spec.centre && measured < spec.width) {
     const Vec<T> m = set(mean);
-    sum_d = sums<T, 1>(measured, [&](auto at) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(x), m)}}; })[0];
+    sum.d = sums<T, 1>(measured, [&](auto at) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(x), m)}}; })[0];
   }
-  const double shift = spec.centre ? sum_d / count : 0;  // the rounding of the saved mean
-  const double offset = -shift * static_cast<double>(rstd);
-  return {mean, rstd, static_cast<T>(offset), static_cast<T>(spec.centre ? sum_a / count : 0), static_cast<T>((sum_ax + sum_a * offset) / count)};
-}
-
-// Second sweep over n columns of several rows, `head` of them before the first aligned vector; dgain and dbias, if not null, grow by the rows' terms.
-template <bool kCentre, int kRows, template <class> class Whole, class T, class Gain>
-HWY_INLINE void backward_columns(int64_t head, int64_t n, const RowTerms<T>* row, bool measured, const T* const* x, const T* const* dy, Gain gain_at,
-                                 T* const* dx, T* dgain, T* dbias) {
-  Vec<T> mean[kRows], rstd[kRows], offset[kRows], mean_a[kRows], mean_ax[kRows];
-  for (int r = 0; r < kRows; ++r) {
-    mean[r] = set(row[r].mean), rstd[r] = set(row[r].rstd), offset[r] = set(row[r].offset);
-    mean_a[r] = set(measured ? row[r].mean_a : T{0}), mean_ax[r] = set(measured ? row[r].mean_ax : T{0});
-  }
-  for_each_vector_after<T, Whole>(head, n, [&](auto at) HWY_ATTR {
-    const Vec<T> gain = gain_at(at);
-    Vec<T> dgain_v = dgain ? at.load(dgain) : gain, dbias_v = dbias ? at.load(dbias) : gain;
-    for (int r = 0; r < kRows; ++r) {
-      const Vec<T> x_v = at.load(x[r]), dy_v = at.load(dy[r]);
-      const Vec<T> xhat = kCentre ? hn::MulAdd(hn::Sub(x_v, mean[r]), rstd[r], offset[r]) : hn::Mul(x_v, rstd[r]);
-      const Vec<T> a = kCentre ? hn::MulSub(dy_v, gain, mean_a[r]) : hn::Mul(dy_v, gain);
-      if (dx[r]) at.store_result(dx[r], hn::Mul(rstd[r], hn::NegMulAdd(xhat, mean_ax[r], a)));
-      dgain_v = hn::MulAdd(dy_v, xhat, dgain_v);
-      dbias_v = hn::Add(dy_v, dbias_v);
-    }
-    if (dgain) at.store(dgain, dgain_v);
-    if (dbias) at.store(dbias, dbias_v);
-  });
+  const double offset = spec.centre ? -sum.d * per_entry * static_cast<double>(rstd) : 0;
+  const double mean_a = spec.centre ? sum.a * per_entry : 0, mean_ax = (sum.ax + sum.a * offset) * per_entry;
+  return {mean, rstd, static_cast<T>(offset), static_cast<T>(mean_ax * static_cast<double>(rstd)), static_cast<T>(mean_a + mean_ax * offset)};
 }
 
 // The arrays of one row_backward call.
@@ -73,196 +54,156 @@ struct RowBackward {
 
   T mean_of(int64_t row) const { return spec.centre ? mean[row] : T{0}; }
 
-  // Rows `step` apart, from column `begin` on.
-  template <int kRows>
-  struct Rows {
-    const T *x[kRows], *dy[kRows];
-    T* dx[kRows];
-  };
-  template <int kRows>
-  Rows<kRows> rows_at(int64_t row, int64_t step, int64_t begin) const {
-    Rows<kRows> rows;
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t start = (row + r * step) * spec.width + begin;
-      rows.x[r] = x + start;
-      rows.dy[r] = dy + start;
-      rows.dx[r] = dx ? dx + start : nullptr;
-    }
-    return rows;
+  // Second sweep over n columns from element `start` on, `head` of them before the first aligned vector.
+  template <template <class> class Whole, class Gain>
+  HWY_INLINE void columns(int64_t start, int64_t head, int64_t n, const RowTerms<T>& row, bool measured, Gain gain_at) const {
+    const T *const xs = x + start, *const dys = dy + start;
+    T* const result = dx + start;
+    const Vec<T> mean_v = set(row.mean), rstd_v = set(row.rstd), slope = set(measured ? row.slope : T{0}), level = set(measured ? row.level : T{0});
+    for_each_vector_after<T, Whole>(head, n, [&](auto at) HWY_ATTR {
+      const Vec<T> shared = hn::MulAdd(hn::Sub(at.load(xs), mean_v), slope, level);
+      at.store_result(result, hn::Mul(rstd_v, hn::MulSub(at.load(dys), gain_at(at), shared)));
+    });
   }
 
-  template <int kRows, template <class> class Whole, class Gain>
-  HWY_INLINE void columns(const Rows<kRows>& at, int64_t head, int64_t n, const RowTerms<T>* terms, bool measured, Gain gain_at, T* gains,
-                          T* biases) const {
-    if (spec.centre)
-      backward_columns<true, kRows, Whole, T>(head, n, terms, measured, at.x, at.dy, gain_at, at.dx, gains, biases);
-    else
-      backward_columns<false, kRows, Whole, T>(head, n, terms, measured, at.x, at.dy, gain_at, at.dx, gains, biases);
-  }
-
-  // Second sweep over the columns [begin, begin + length), cut where the measured entries end, and then where whole vectors begin again. Of `offset`
-  // and the column they are aligned.
-  template <int kRows, class Gain>
-  HWY_INLINE void second_sweep(int64_t row, int64_t step, int64_t offset, int64_t begin, int64_t length, const RowTerms<T>* terms, Gain gain_at,
-                               T* gain_part, T* bias_part) const {
-    const int64_t inside = std::clamp<int64_t>(measured_width(spec) - begin, 0, length);
-    const int64_t cuts[] = {0, inside, std::min(length, inside + to_aligned<T>(offset + begin + inside)), length};
+  // Second sweep over the columns [begin, begin + length) of a row, cut where the measured entries end, and then where whole vectors begin again.
+  template <class Gain>
+  HWY_INLINE void second_sweep(int64_t row, int64_t begin, int64_t length, const RowTerms<T>& terms, Gain gain_at) const {
+    const int64_t first = row * spec.width + begin, inside = std::clamp<int64_t>(measured_width(spec) - begin, 0, length);
+    const int64_t cuts[] = {0, inside, std::min(length, inside + to_aligned<T>(first + inside)), length};
     for (int i = 0; i < 3; ++i) {
-      const int64_t from = cuts[i], count = cuts[i + 1] - from, head = to_aligned<T>(offset + begin + from);
+      const int64_t from = cuts[i], count = cuts[i + 1] - from, start = first + from, head = to_aligned<T>(start);
       if (count == 0) continue;
-      const Rows<kRows> at = rows_at<kRows>(row, step, begin + from);
-      const auto gain_from = [&](auto v) HWY_ATTR { return gain_at(v, from); };
-      T *const gains = gain_part ? gain_part + from : nullptr, *const biases = bias_part ? bias_part + from : nullptr;
-      if (kRows == 1 && streamed)
-        columns<kRows, StreamedVector>(at, head, count, terms, i == 0, gain_from, gains, biases);
+      const auto gain_from = [&](auto at) HWY_ATTR { return gain_at(at, from); };
+      if (streamed)
+        columns<StreamedVector>(start, head, count, terms, i == 0, gain_from);
       else
-        columns<kRows, WholeVector>(at, head, count, terms, i == 0, gain_from, gains, biases);
+        columns<WholeVector>(start, head, count, terms, i == 0, gain_from);
     }
   }
 
-  // First sweep over rows that use gain in order and once.
+  // First sweep over a run of n columns, from element `start` on, of neighbouring rows, whose gains begin at g. The parts, if not null, grow by the
+  // rows' terms of dgain (but for what the rounding of the mean took) and dbias: here, where no result is written, there is time for it.
   template <int kRows>
-  void first_sweep(int64_t first, int64_t step, RowTerms<T>* terms) const {
-    const Rows<kRows> at_rows = rows_at<kRows>(first, step, 0);
-    const auto row = [=](size_t i) { return first + static_cast<int64_t>(i) * step; };
+  HWY_INLINE void first_sweep(int64_t row, int64_t begin, int64_t n, const T* g, T* gain_part, T* bias_part, RowSums (&total)[kRows]) const {
+    const T *xs[kRows], *dys[kRows];
     Vec<T> m[kRows], r[kRows];
-    for (size_t i = 0; i < kRows; ++i) m[i] = set(mean_of(row(i))), r[i] = set(rstd[row(i)]);
-    const Vec<T> one = set(T{1});
-    const auto scaled = [&](auto at, int i) HWY_ATTR { return hn::Mul(at.load(at_rows.dy[i]), gain ? at.load(gain) : one); };
-    if (spec.centre) {
-      const auto s = row_sums<kRows, 3, T>(spec.width, [&](auto at, int i) HWY_ATTR {
-        const Vec<T> d = hn::Sub(at.load(at_rows.x[i]), m[i]), a = scaled(at, i);
-        return Terms<T, 3>{{d, a, hn::Mul(a, hn::Mul(d, r[i]))}};
-      });
-      for (size_t i = 0; i < kRows; ++i) terms[i] = row_terms(spec, at_rows.x[i], mean[row(i)], rstd[row(i)], s[i][0], s[i][1], s[i][2]);
-    } else {
-      const auto s = row_sums<kRows, 1, T>(
-          spec.width, [&](auto at, int i) HWY_ATTR { return Terms<T, 1>{{hn::Mul(scaled(at, i), hn::Mul(at.load(at_rows.x[i]), r[i]))}}; });
-      for (size_t i = 0; i < kRows; ++i) terms[i] = row_terms(spec, at_rows.x[i], T{0}, rstd[row(i)], 0, 0, s[i][0]);
+    for (int i = 0; i < kRows; ++i) {
+      const int64_t at_row = row + i, start = at_row * spec.width + begin;
+      xs[i] = x + start, dys[i] = dy + start, m[i] = set(mean_of(at_row)), r[i] = set(rstd[at_row]);
     }
+    const Vec<T> one = set(T{1});
+    double sums[3 * kRows] = {};
+    grown_sums<3 * kRows, T>(n, sums, [&](auto at, Vec<T>* sum) HWY_ATTR {
+      const Vec<T> gain_v = g ? at.load(g) : one;
+      Vec<T> dgain_v = gain_part ? at.load(gain_part) : one, dbias_v = bias_part ? at.load(bias_part) : one;
+      for (int i = 0; i < kRows; ++i) {
+        const Vec<T> dy_v = at.load(dys[i]), d = at.keep(hn::Sub(at.load(xs[i]), m[i])), a = hn::Mul(dy_v, gain_v), xhat = hn::Mul(d, r[i]);
+        sum[3 * i] = hn::Add(sum[3 * i], d);
+        sum[3 * i + 1] = hn::Add(sum[3 * i + 1], a);
+        sum[3 * i + 2] = hn::MulAdd(a, xhat, sum[3 * i + 2]);
+        dgain_v = hn::MulAdd(dy_v, xhat, dgain_v);
+        dbias_v = hn::Add(dy_v, dbias_v);
+      }
+      if (gain_part) at.store(gain_part, dgain_v);
+      if (bias_part) at.store(bias_part, dbias_v);
+    });
+    for (int i = 0; i < kRows; ++i) total[i].d += sums[3 * i], total[i].a += sums[3 * i + 1], total[i].ax += sums[3 * i + 2];
   }
 
-  // Such rows, both sweeps while they are in the cache. gain_part and bias_part [width] grow.
+  // What the rounding of the saved mean took from x-hat, and so from dgain, over n columns from element `start` on.
+  void add_offset(int64_t start, int64_t n, const RowTerms<T>& row, T* gain_part) const {
+    if (!gain_part || std::abs(row.offset) <= std::numeric_limits<T>::epsilon() / 4) return;
+    const Vec<T> offset = set(row.offset);
+    const T* const dys = dy + start;
+    for_each_vector<T>(n, [&](auto at) HWY_ATTR { at.store(gain_part, hn::MulAdd(at.load(dys), offset, at.load(gain_part))); });
+  }
+
+  // Neighbouring rows with gains by element, both sweeps while they are in the cache. gain_part and bias_part [affine_count] grow. More than one row
+  // must use gain in order and once.
   template <int kRows>
-  void rows_in_order(int64_t row, int64_t step, int64_t offset, T* gain_part, T* bias_part) const {
+  void rows_by_element(int64_t row, T* gain_part, T* bias_part) const {
+    const auto part = [](auto* all, int64_t index) { return all ? all + index : nullptr; };
+    RowSums sum[kRows];
+    for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
+      first_sweep<kRows>(row, begin, length, part(gain, index), part(gain_part, index), part(bias_part, index), sum);
+    });
     RowTerms<T> terms[kRows];
-    first_sweep<kRows>(row, step, terms);
+    for (int i = 0; i < kRows; ++i) terms[i] = row_terms(spec, x + (row + i) * spec.width, mean_of(row + i), rstd[row + i], sum[i]);
     const Vec<T> one = set(T{1});
-    const T* const g = gain;
-    second_sweep<kRows>(
-        row, step, offset, 0, spec.width, terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; }, gain_part, bias_part);
-  }
-
-  // First sweep over a row with gains by element.
-  RowTerms<T> terms_by_element(int64_t row) const {
-    const T *x_row = x + row * spec.width, *dy_row = dy + row * spec.width;
-    const Vec<T> m = set(mean_of(row)), r = set(rstd[row]), one = set(T{1});
-    double sum_d = 0, sum_a = 0, sum_ax = 0;
-    for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
-      const T *xs = x_row + begin, *dys = dy_row + begin, *g = gain ? gain + index : nullptr;
-      const auto s = sums<T, 3>(length, [&](auto at) HWY_ATTR {
-        const Vec<T> d = hn::Sub(at.load(xs), m), a = hn::Mul(at.load(dys), g ? at.load(g) : one);
-        return Terms<T, 3>{{d, a, hn::Mul(a, hn::Mul(d, r))}};
+    for (int i = 0; i < kRows; ++i) {
+      for_each_run(spec, row + i, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
+        add_offset((row + i) * spec.width + begin, length, terms[i], part(gain_part, index));
+        const T* const g = part(gain, index);
+        if (dx) second_sweep(row + i, begin, length, terms[i], [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; });
       });
-      sum_d += s[0];
-      sum_a += s[1];
-      sum_ax += s[2];
-    });
-    return row_terms(spec, x_row, mean_of(row), rstd[row], sum_d, sum_a, sum_ax);
-  }
-
-  // Such a row, both sweeps. gain_part and bias_part [affine_count] grow.
-  void row_by_element(int64_t row, T* gain_part, T* bias_part) const {
-    const RowTerms<T> terms = terms_by_element(row);
-    const Vec<T> one = set(T{1});
-    for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
-      const T* g = gain ? gain + index : nullptr;
-      second_sweep<1>(
-          row, 1, row * spec.width, begin, length, &terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; },
-          gain_part ? gain_part + index : nullptr, bias_part ? bias_part + index : nullptr);
-    });
+    }
   }
 
   void rows_by_element(int64_t row, int64_t end, T* gain_part, T* bias_part) const {
-    if (in_pairs<T>(spec) && affine_by_row(spec)) {
-      const Pairs<T> pairs(spec, row, end);
-      for (int64_t k = 0; k < pairs.count(); ++k) {
-        const int64_t first = pairs.row(k), offset = pairs.aligned ? first * spec.width : 0;
-        if (first + pairs.step < end)
-          rows_in_order<2>(first, pairs.step, offset, gain_part, bias_part);
-        else if (first < end)
-          rows_in_order<1>(first, 0, offset, gain_part, bias_part);
-      }
-    } else {
-      for (; row < end; ++row) row_by_element(row, gain_part, bias_part);
-    }
+    if (in_pairs<T>(spec) && affine_by_row(spec))
+      for (; row + 2 <= end; row += 2) rows_by_element<2>(row, gain_part, bias_part);
+    for (; row < end; ++row) rows_by_element<1>(row, gain_part, bias_part);
   }
 
   // One row with gains constant over runs. run_sums, if not null, receives sum(dy x-hat) and sum(dy) of each run.
   void row_by_run(int64_t row, double* run_sums) const {
-    const T *x_row = x + row * spec.width, *dy_row = dy + row * spec.width;
-    const Vec<T> m = set(mean_of(row)), r = set(rstd[row]);
     const auto gain_of = [&](int64_t index) { return gain && spec.affine_count > 0 ? gain[index] : T{1}; };
-    double sum_d = 0, sum_a = 0, sum_ax = 0;
+    RowSums sum[1];
     int64_t run = 0;
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
-      const T *xs = x_row + begin, *dys = dy_row + begin;
-      const auto s = sums<T, 3>(length, [&](auto at) HWY_ATTR {
-        const Vec<T> d = hn::Sub(at.load(xs), m), dy_v = at.load(dys);
-        return Terms<T, 3>{{d, dy_v, hn::Mul(dy_v, hn::Mul(d, r))}};
-      });
+      RowSums one[1];
+      first_sweep<1>(row, begin, length, nullptr, nullptr, nullptr, one);
       const double g = static_cast<double>(gain_of(index));
-      sum_d += s[0];
-      sum_a += g * s[1];
-      sum_ax += g * s[2];
+      sum[0].d += one[0].d, sum[0].a += g * one[0].a, sum[0].ax += g * one[0].ax;
       if (run_sums) {
-        run_sums[2 * run] = s[2];
-        run_sums[2 * run + 1] = s[1];
+        run_sums[2 * run] = one[0].ax;
+        run_sums[2 * run + 1] = one[0].a;
       }
       ++run;
     });
-    const RowTerms<T> terms = row_terms(spec, x_row, mean_of(row), rstd[row], sum_d, sum_a, sum_ax);
+    const RowTerms<T> terms = row_terms(spec, x + row * spec.width, mean_of(row), rstd[row], sum[0]);
     if (run_sums)
       for (int64_t i = 0; i < run; ++i) run_sums[2 * i] += run_sums[2 * i + 1] * static_cast<double>(terms.offset);
     if (!dx) return;
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       const Vec<T> g = set(gain_of(index));
-      second_sweep<1>(
-          row, 1, row * spec.width, begin, length, &terms, [=](auto, int64_t) HWY_ATTR { return g; }, nullptr, nullptr);
+      second_sweep(row, begin, length, terms, [=](auto, int64_t) HWY_ATTR { return g; });
     });
   }
 
-  // Layer norm and its like: rows in fixed chunks, each with its own partial sums of dgain and dbias, added in order at the end.
+  // Layer norm and its like: rows in fixed chunks, each with its own partial sums of dgain and dbias, added in order at the end. There are few, as
+  // they come from other threads' caches.
   void by_element() const {
     const bool parameters = dgain || dbias;
-    const int64_t wide = spec.affine_count > spec.width ? (spec.affine_count + spec.width - 1) / spec.width : 1;
-    const int64_t least = !parameters ? 4 : std::max(spec.width > 4096 ? 4 : 16 * wide, parallel_elements / spec.width);
-    const int64_t chunk = std::max(least, (spec.rows + 127) / 128), chunks = (spec.rows + chunk - 1) / chunk;
+    const int64_t elements = spec.rows * spec.width, wide = (spec.affine_count + spec.width - 1) / spec.width;
+    const int64_t most = elements < parallel_elements ? 1 : std::clamp<int64_t>(elements / (2 * parallel_elements), 2, 128);
+    const int64_t least = !parameters ? 4 : spec.width > 4096 ? 4 : 16 * wide;
+    const int64_t chunk = parameters ? std::max(least, (spec.rows + most - 1) / most) : least, chunks = (spec.rows + chunk - 1) / chunk;
     const Scratch<T> parts(parameters ? 2 * chunks * spec.affine_count : 0);
     parallel_for(chunks, std::max<int64_t>(1, parallel_elements / (chunk * spec.width)), [&](int64_t first, int64_t last) {
       for (int64_t c = first; c < last; ++c) {
         T* const part = parameters ? parts.data() + 2 * c * spec.affine_count : nullptr;
         if (part) std::fill(part, part + 2 * spec.affine_count, T{0});
-        T *const gain_part = dgain ? part : nullptr, *const bias_part = dbias ? part + spec.affine_count : nullptr;
-        rows_by_element(c * chunk, std::min(spec.rows, (c + 1) * chunk), gain_part, bias_part);
+        rows_by_element(c * chunk, std::min(spec.rows, (c + 1) * chunk), dgain ? part : nullptr, dbias ? part + spec.affine_count : nullptr);
       }
       hwy::FlushStream();
     });
-    if (dgain) add_parts(chunks, parts.data(), dgain);
-    if (dbias) add_parts(chunks, parts.data() + spec.affine_count, dbias);
+    if (parameters) add_parts(chunks, parts.data());
   }
 
-  void add_parts(int64_t chunks, const T* parts, T* result) const {
+  void add_parts(int64_t chunks, const T* parts) const {
     parallel_for(spec.affine_count, std::max<int64_t>(64, parallel_elements / chunks), [&](int64_t first, int64_t last) {
       constexpr int64_t block = 256;
-      for (int64_t begin = first; begin < last; begin += block) {
-        const int64_t n = std::min(block, last - begin);
-        double total[block] = {};
-        for (int64_t c = 0; c < chunks; ++c) {
-          const T* part = parts + 2 * c * spec.affine_count + begin;
-          for (int64_t i = 0; i < n; ++i) total[i] += static_cast<double>(part[i]);
+      for (T* const result : {dgain, dbias}) {
+        const T* const part = parts + (result == dbias ? spec.affine_count : 0);
+        for (int64_t begin = first; begin < last && result; begin += block) {
+          const int64_t n = std::min(block, last - begin);
+          double total[block] = {};
+          for (int64_t c = 0; c < chunks; ++c)
+            for (int64_t i = 0; i < n; ++i) total[i] += static_cast<double>(part[2 * c * spec.affine_count + begin + i]);
+          for (int64_t i = 0; i < n; ++i) result[begin + i] = static_cast<T>(total[i]);
         }
-        for (int64_t i = 0; i < n; ++i) result[begin + i] = static_cast<T>(total[i]);
       }
     });
   }

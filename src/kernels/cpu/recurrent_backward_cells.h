@@ -179,20 +179,6 @@ void plain_lstm_row(const RecurrentBackward<T>& work, const BackwardRow<T>& row)
   });
 }
 
-/// K sums over [0, n) of a row: f(at, sums) adds its terms to them.
-template <int K, class T, class F>
-HWY_INLINE void grown_sums(int64_t n, double* totals, F&& f) {
-  for (int64_t begin = 0; begin < n; begin += sum_chunk) {
-    const int64_t end = std::min(n, begin + sum_chunk), step = lanes<T>();
-    Vec<T> sums[K];
-    for (Vec<T>& sum : sums) sum = zero<T>();
-    int64_t i = begin;
-    for (; i + step <= end; i += step) f(WholeVector<T>{i}, sums);
-    if (i < end) f(PartialVector<T>{i, end - i}, sums);
-    for (int k = 0; k < K; ++k) totals[k] += static_cast<double>(sum_lanes<T>(sums[k]));
-  }
-}
-
 /// Sums of an LSTM's row: those of i, f and g (of each, or of all), and those of o.
 template <TermNorm norm>
 struct LstmSums {

@@ -62,6 +62,20 @@ HWY_INLINE std::array<double, K> sums(int64_t n, F&& f) {
   return totals;
 }
 
+/// K sums over [0, n), each in one chain of additions: f(at, sums) adds its terms to them, none from beyond a partial vector. totals grow.
+template <int K, class T, class F>
+HWY_INLINE void grown_sums(int64_t n, double* totals, F&& f) {
+  for (int64_t begin = 0; begin < n; begin += sum_chunk) {
+    const int64_t end = std::min(n, begin + sum_chunk), step = lanes<T>();
+    Vec<T> sums[K];
+    for (Vec<T>& sum : sums) sum = zero<T>();
+    int64_t i = begin;
+    for (; i + step <= end; i += step) f(WholeVector<T>{i}, sums);
+    if (i < end) f(PartialVector<T>{i, end - i}, sums);
+    for (int k = 0; k < K; ++k) totals[k] += static_cast<double>(sum_lanes<T>(sums[k]));
+  }
+}
+
 /// K sums for each of kRows rows: of f(at, row).term[k]. Each sum is one chain of additions, whatever kRows is; the rows hide its latency.
 template <int kRows, int K, class T, class F>
 HWY_INLINE std::array<std::array<double, K>, kRows> row_sums(int64_t n, F&& f) {
