@@ -16,6 +16,7 @@ while (($#)); do
   esac
   shift
 done
+[[ $preset =~ ^(release|ci|debug|cuda)$ ]] || status=2 die "unknown preset '$preset'; expected release, ci, debug or cuda"
 folder=build/$preset
 [[ $preset == ci ]] && folder=build/release
 for tool in cmake ninja c++; do

@@ -27,8 +27,9 @@ while (($#)); do
   shift
 done
 out=${out:-runs/mnist_batchsize/$form}
+# In front, so that an option whose value was forgotten does not take one of these for it.
 for ((i = 0; i < ${#defaults[@]}; i += 2)); do
-  [[ " ${options[*]} " == *" ${defaults[i]}"[\ =]* ]] || options+=("${defaults[@]:i:2}")
+  [[ " ${options[*]} " == *" ${defaults[i]}"[\ =]* ]] || options=("${defaults[@]:i:2}" "${options[@]}")
 done
 
 scripts/install_deps.sh --group build --group plot
