@@ -24,8 +24,8 @@ void parallel_ranges(int64_t count, int64_t grain, RangeFn fn, void* context);
 void use_blas_threads();
 }  // namespace detail
 
-/// Calls f(begin, end) on ranges that cover [0, count), each at least `grain` long except the last, on all threads; denormals are flushed to
-/// zero inside. f must not depend on where ranges are cut. Exceptions thrown by f reach the caller. Nested calls run serially.
+/// Calls f(begin, end) on ranges that cover [0, count), where there are several each at least half as long as `grain`, on all threads; denormals
+/// are flushed to zero inside. f must not depend on where ranges are cut. Exceptions thrown by f reach the caller. Nested calls run serially.
 template <class F>
 void parallel_for(int64_t count, int64_t grain, F&& f) {
   detail::parallel_ranges(
