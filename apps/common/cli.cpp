@@ -102,6 +102,7 @@ int run(const std::string& program, const std::function<int()>& body) {
 }
 
 bool parse(CLI::App& app, int argc, char** argv) {
+  app.set_version_flag("--version", app.get_name() + " of lamina " LAMINA_VERSION, "Print the version and exit");
   refuse_gaps(app, argc, argv);
   try {
     app.parse(argc, argv);

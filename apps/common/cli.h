@@ -23,8 +23,8 @@ int run(const std::string& program, const std::function<int()>& body);
 /// environment says how to wait.
 void spin_briefly(char** argv);
 
-/// Parses the command line. Prints the help or version when asked for and returns false; throws InputError for anything wrong. Unknown keys of a
-/// config file are wrong, and so is a gap in a list ("none,,layer").
+/// Parses the command line. Prints the help, or with --version the version, when asked for and returns false; throws InputError for anything wrong.
+/// Unknown keys of a config file are wrong, and so is a gap in a list ("none,,layer").
 bool parse(CLI::App& app, int argc, char** argv);
 
 /// A fresh app whose help shows every default, with "--config FILE" (TOML).

@@ -24,7 +24,7 @@ void print_results(const Options& options, const std::vector<Result>& results) {
   const bool comparison = !options.norms.empty();
   fmt::print("{}\npeak tensor memory  {:.1f} MiB\n", table(results), static_cast<double>(memory_stats(options.device).peak_bytes) / (1 << 20));
   fmt::print("results             {}{}/{{run.json,metrics.csv,last.safetensors,best.safetensors}}\n", options.out, comparison ? "/<norm>" : "");
-  if (options.task == "text" && !comparison) fmt::print("text from it        train_lstm --sample 500 --out {}\n", options.out);
+  if (options.task == "text" && !comparison) fmt::print("text from it        {} --sample 500 --out {}\n", options.program, options.out);
   if (comparison && !options.no_figure) {
     const std::string problem = cli::draw_figure("plot.py", {fs::absolute(options.out).string()});
     if (problem.empty())

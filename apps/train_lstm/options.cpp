@@ -252,6 +252,7 @@ void check(const CLI::App& app, const Options& o) {
 
 std::optional<Options> parse_options(int argc, char** argv) {
   Options options;
+  options.program = argv[0];
   CLI::App app(description, "train_lstm");
   cli::set_up(app);
   app.footer(footer);

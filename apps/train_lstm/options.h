@@ -14,6 +14,8 @@
 namespace lamina::train_lstm {
 
 struct Options {
+  std::string program;  // as it was called
+
   std::string task = "rows";
   std::string file;  // of text and csv
 

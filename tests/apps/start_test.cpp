@@ -63,3 +63,13 @@ TEST_CASE("a program that another has loaded does not leave it", "[apps]") {
   CHECK(ended.code == 0);
   CHECK_THAT(ended.out, contains("step/mlp-layer-n4-adam\n"));
 }
+
+TEST_CASE("a program says of which version it is", "[apps]") {
+  for (const std::string name : {"bench", "mnist_batchsize", "norm_compare", "norm_table"}) {
+    const support::Ended ended = support::run(name, {"--version"});
+    INFO(ended.err);
+    CHECK(ended.code == 0);
+    CHECK(ended.out.starts_with(name + " of lamina 0."));
+    CHECK(ended.out.ends_with("\n"));
+  }
+}

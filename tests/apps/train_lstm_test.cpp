@@ -65,7 +65,7 @@ TEST_CASE("a text file becomes a model that writes its words", "[apps][lstm]") {
   CHECK(r["best_validation_nll"] <= r["validation_nll"]);
   CHECK(r["characters_per_second"] > 0);
   CHECK_THAT(trained.err, contains("characters of 12 kinds") && contains("bits per character, perplexity ") && contains(" characters/s"));
-  CHECK_THAT(trained.out, contains("train_lstm --sample 500 --out " + (work / "run").string()));
+  CHECK_THAT(trained.out, contains(LAMINA_BIN_DIR "/train_lstm --sample 500 --out " + (work / "run").string()));
   CHECK((trained.out + trained.err).find_first_of("\r\x1b") == std::string::npos);  // G05
   const json record = json::parse(get(work / "run/run.json"));
   CHECK(record["status"] == "finished");
