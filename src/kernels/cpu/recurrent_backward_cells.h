@@ -50,10 +50,10 @@ void make_gates(const RecurrentBackward<T>& work, const BackwardRow<T>* rows) {
     for_each_vector<T>(hidden, [&](auto at) HWY_ATTR {
       const Vec<T> gx = at.load(gain_x), gh = at.load(gain_h), b = at.load(bias);
       for (int r = 0; r < kRows; ++r) {
-        fetch_next(in[r].a_x, 4 * hidden, at);
+        fetch_next_gates(in[r].a_x, 4 * hidden, at);
         Vec<T> sum = hn::MulAdd(in[r].x_hat(at), gx, b);
         if constexpr (two) {
-          fetch_next(in[r].a_h, 4 * hidden, at);
+          fetch_next_gates(in[r].a_h, 4 * hidden, at);
           sum = hn::MulAdd(in[r].h_hat(at), gh, sum);
         }
         at.store(out[r], activation(sum));
@@ -93,7 +93,7 @@ struct Gate {
 
   template <class At>
   HWY_INLINE Gate(const Source& s, At at) : value(at.load(s.gates + gate * s.hidden)) {
-    if (!Source::anew) fetch_next(s.gates + gate * s.hidden, 4 * s.hidden, at);
+    if (!Source::anew) fetch_next_gates(s.gates + gate * s.hidden, 4 * s.hidden, at);
   }
 
   /// Writes the gradient of the summed input; the terms of the row's sums grow.

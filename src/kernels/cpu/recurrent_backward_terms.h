@@ -38,6 +38,11 @@ template <class T, class At>
 HWY_INLINE void fetch_next(const T* p, int64_t width, At at) {
   hwy::Prefetch(p + kGroup * width + at.index);
 }
+/// The same of gates or summed inputs, into the second cache: in the first, one group of rows and the arrays of its gradients leave no room.
+template <class T, class At>
+HWY_INLINE void fetch_next_gates(const T* p, int64_t width, At at) {
+  __builtin_prefetch(p + kGroup * width + at.index, 0, 2);
+}
 
 // Through a normaliser of a run of a row: pre is the gradient of x-hat gain + bias. a and a-hat below: pre gain, and its product with x-hat.
 template <class T>
@@ -104,8 +109,8 @@ void segment_gradient(const RecurrentBackward<T>& work, const BackwardRow<T>* ro
       const NormTerm<T>&x = terms.x[r], &h = terms.h[r];
       const Vec<T> pre_x = pre[r], pre_h = cell == Cell::gru ? at.load(h.pre) : pre_x;
       sum = hn::Add(sum, pre_x);
-      if (from_afar) fetch_next(x.x, S::gates * hidden, at);
-      if (from_afar && two) fetch_next(h.x, S::gates * hidden, at);
+      if (from_afar) fetch_next_gates(x.x, S::gates * hidden, at);
+      if (from_afar && two) fetch_next_gates(h.x, S::gates * hidden, at);
       at.store(rows[r].da_x + begin, x.gradient(at, pre_x, gx, sum_x));
       if constexpr (two) at.store(rows[r].da_h + begin, h.gradient(at, pre_h, gh, sum_h));
     }

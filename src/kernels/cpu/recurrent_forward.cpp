@@ -262,7 +262,7 @@ int64_t input_end(const RecurrentForward<T>& w, const Share& share, int64_t firs
 
 /// A share of a step's recurrent product; with_inputs: together with the inputs', which is added to it.
 template <class T>
-void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels, bool with_inputs) {
+void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels, bool with_inputs, const NextLines<T>& ahead) {
   const bool zero = step == 0 && w.from_zero, sums = w.spec.sums_terms();
   const int64_t width = w.spec.width(), hidden = w.spec.hidden;
   T* const target = (sums ? w.a_x : w.a_h).row(w.steps, step, 0, width);
@@ -270,10 +270,10 @@ void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panel
     const int64_t inputs = w.weight_ih->k;
     const Factors<T> x{w.x.row(w.steps, step, 0, inputs), inputs, w.weight_ih}, h{w.h, hidden, w.weight};
     const Output<T> out{T{0}, target, width, w.spec.norm == TermNorm::none ? w.parts.bias : nullptr};
-    return zero ? share_of_product<T>(rows, panels, x, out) : share_of_products<T>(rows, panels, x, h, out);
+    return zero ? share_of_product<T>(rows, panels, x, out, ahead) : share_of_products<T>(rows, panels, x, h, out, ahead);
   }
   const T* const bias = w.spec.norm == TermNorm::none && !sums ? w.parts.bias_h : nullptr;
-  if (!zero) return share_of_product<T>(rows, panels, {w.h, hidden, w.weight}, Output<T>{sums ? T{1} : T{0}, target, width, bias});
+  if (!zero) return share_of_product<T>(rows, panels, {w.h, hidden, w.weight}, Output<T>{sums ? T{1} : T{0}, target, width, bias}, ahead);
   if (sums) return;
   const int64_t begin = panels.begin * kPanel<T>, end = std::min(panels.end * kPanel<T>, width);
   for (int64_t row = rows.begin; row < rows.end; ++row)
@@ -293,7 +293,7 @@ void walk(const RecurrentForward<T>& w) {
         multiplied = input_end(w, share, step);
         input_product(w, share, step, multiplied);
       }
-      product(w, step, share.product_rows(alive), share.panels, at_once);
+      product(w, step, share.product_rows(alive), share.panels, at_once, NextLines<T>(w, share, step + 1));
       share.meet();
       cells(w, group, step, share.cell_rows(alive));
       share.meet();

@@ -106,6 +106,41 @@ struct Share {
   const detail::Team* member;
 };
 
+/// What a thread reads and writes first in a step, fetched while it multiplies for the step before, a line with each row of the weight: it is in no
+/// cache, and a product without much depth would wait for the lines of its result.
+template <class T>
+class NextLines {
+ public:
+  NextLines(const RecurrentForward<T>& w, const Share& share, int64_t step) {
+    if (share.together || step == w.steps.last) return;
+    const Range rows = share.cell_rows(w.steps.alive[step]);
+    const auto add = [&](const auto& array, int64_t width) {
+      const T* const first = array.row(w.steps, step, rows.begin, width);
+      if (first && rows.begin < rows.end) runs_[count_++] = {first, first + (rows.end - rows.begin) * width};
+    };
+    for (const OverTime<T>* array : {&w.a_x, &w.a_h}) add(*array, w.spec.width());
+    for (const OverTime<T>* array : {&w.raw_c, &w.y}) add(*array, w.spec.hidden);
+    if (w.weight_ih) add(w.x, w.weight_ih->k);
+  }
+
+  void fetch(int64_t) const {
+    constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
+    if (now_ == count_) return;
+    Run& run = runs_[now_];
+    __builtin_prefetch(run.begin, 0, 2);  // into the second cache: the first is the product's
+    run.begin += line;
+    if (run.begin >= run.end) ++now_;
+  }
+
+ private:
+  struct Run {
+    const T *begin, *end;
+  };
+  mutable Run runs_[5];
+  mutable int now_ = 0;
+  int count_ = 0;
+};
+
 /// Threads that a step pays for.
 inline int64_t team_size(const RecurrentSpec& spec, const Steps& steps) {
   constexpr int64_t least_work = 65536;  // multiplications a step and thread

@@ -59,22 +59,22 @@ struct Factors {
 };
 
 /// rows x panels of out = beta out + bias + a W.
-template <class T>
-HWY_INLINE void share_of_product(Range rows, Range panels, const Factors<T>& f, const Output<T>& out) {
+template <class T, class Fetch = NoAhead>
+HWY_INLINE void share_of_product(Range rows, Range panels, const Factors<T>& f, const Output<T>& out, const Fetch& ahead = {}) {
   if (rows.begin >= rows.end) return;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel)
     times_panel<T>(rows.end - rows.begin, f.w->k, {f.a + rows.begin * f.lda, f.lda, false}, 0, f.panel(panel), panel * kPanel<T>, f.w->n,
-                   out.from(rows.begin, 0));
+                   out.from(rows.begin, 0), ahead);
 }
 
 /// The same for the sum of two products.
-template <class T>
-HWY_INLINE void share_of_products(Range rows, Range panels, const Factors<T>& f, const Factors<T>& g, const Output<T>& out) {
+template <class T, class Fetch>
+HWY_INLINE void share_of_products(Range rows, Range panels, const Factors<T>& f, const Factors<T>& g, const Output<T>& out, const Fetch& ahead) {
   if (rows.begin >= rows.end) return;
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
     const Source<T> sources[] = {{f.a + rows.begin * f.lda, f.lda, 1, f.w->k, f.panel(panel)},
                                  {g.a + rows.begin * g.lda, g.lda, 1, g.w->k, g.panel(panel)}};
-    times_panels<false, T>(rows.end - rows.begin, sources, panel * kPanel<T>, f.w->n, out.from(rows.begin, 0));
+    times_panels<false, T>(rows.end - rows.begin, sources, panel * kPanel<T>, f.w->n, out.from(rows.begin, 0), ahead);
   }
 }
 
