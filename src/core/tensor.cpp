@@ -1,5 +1,6 @@
 #include <lamina/core/tensor.h>
 
+#include <cmath>
 #include <numeric>
 
 #include "core/format.h"
@@ -21,6 +22,12 @@ Tensor view(const Tensor& base, const Shape& shape, int64_t offset) {
   impl->shape = shape;
   impl->dtype = base.dtype();
   return Tensor(std::move(impl));
+}
+
+void check_representable(const char* op, DType dtype, double value, const char* advice) {
+  if (is_float(dtype)) return;
+  const double limit = dtype == DType::u8 ? 255.0 : 0x1p53, lowest = dtype == DType::u8 ? 0.0 : -limit;
+  if (!(value == std::trunc(value) && value >= lowest && value <= limit)) fail(op, "{} is not a value of {}{}", value, dtype, advice);
 }
 
 }  // namespace detail
@@ -66,6 +73,7 @@ Tensor Tensor::ones(const Shape& shape, DType dtype, Device device) { return ful
 Tensor Tensor::scalar(double value, DType dtype, Device device) { return full({}, value, dtype, device); }
 
 Tensor Tensor::full(const Shape& shape, double value, DType dtype, Device device) {
+  detail::check_representable("full", dtype, value);
   Tensor result = empty(shape, dtype, device);
   kernels::move(device)->fill(dtype, result.numel(), value, result.mutable_raw_data());
   return result;
@@ -141,6 +149,7 @@ Tensor Tensor::clone() const {
 
 void Tensor::fill_(double value) {
   check_in_place(checked(impl_), "fill_");
+  detail::check_representable("fill_", dtype(), value);
   kernels::move(device())->fill(dtype(), numel(), value, mutable_raw_data());
 }
 

@@ -53,5 +53,9 @@ struct TensorImpl {
 /// A tensor of another shape on the same buffer, `offset` bytes further, without history.
 Tensor view(const Tensor& base, const Shape& shape, int64_t offset = 0);
 
+/// Throws Error unless `value` is one of an integer dtype's (i64: up to 2^53 in size, beyond which a double no longer names one integer), instead of
+/// rounding it. `advice` ends the message.
+void check_representable(const char* op, DType dtype, double value, const char* advice = "");
+
 }  // namespace detail
 }  // namespace lamina

@@ -1,6 +1,6 @@
 #include "ops/broadcast.h"
 
-#include <cmath>
+#include "core/tensor_impl.h"
 
 namespace lamina::ops {
 
@@ -65,10 +65,7 @@ kernels::Broadcast broadcast_space(const Shape& out, std::initializer_list<Shape
 }
 
 void check_representable(const char* op, DType dtype, double value) {
-  if (is_float(dtype)) return;
-  const double limit = dtype == DType::u8 ? 255.0 : 0x1p53;  // beyond 2^53 a double no longer names one integer
-  const double lowest = dtype == DType::u8 ? 0.0 : -limit;
-  if (!(value == std::trunc(value) && value >= lowest && value <= limit)) fail(op, "{} is not a value of {}; cast() the tensor first", value, dtype);
+  lamina::detail::check_representable(op, dtype, value, "; cast() the tensor first");
 }
 
 Tensor scalar_like(const char* op, const Tensor& x, double value) {

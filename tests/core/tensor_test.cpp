@@ -67,6 +67,17 @@ TEST_CASE("wrong use of a tensor is one clear line", "[core][tensor]") {
   CHECK(Device::parse("cpu") == Device::cpu());
 }
 
+TEST_CASE("tensors of integers are not filled with what is none of theirs", "[core][tensor]") {
+  CHECK_THROWS_WITH(full({2}, 2.5, DType::i64), "[full] 2.5 is not a value of i64");
+  CHECK_THROWS_WITH(full({2}, NAN, DType::i64), "[full] nan is not a value of i64");
+  CHECK_THROWS_WITH(full({2}, 1e300, DType::i64), contains("is not a value of i64"));
+  CHECK_THROWS_WITH(scalar(-1, DType::u8), "[full] -1 is not a value of u8");
+  Tensor x = ones({2}, DType::u8);
+  CHECK_THROWS_WITH(x.fill_(256), "[fill_] 256 is not a value of u8");
+  check_close(x, {1, 1}, exact);
+  check_close(full({1}, -0x1p53, DType::i64), {-0x1p53}, exact);
+}
+
 TEST_CASE("handles share, clones do not", "[core][tensor]") {
   Tensor x = tensor<float>({1, 2}, {2});
   const Tensor same = x, copy = x.clone(), bare = x.detach();

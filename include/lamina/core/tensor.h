@@ -28,6 +28,7 @@ class Tensor {
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());  // values unspecified
   static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());
   static Tensor ones(const Shape& shape, DType dtype = DType::f32, Device device = Device::cpu());
+  /// full, scalar and fill_ throw Error for a value that an integer dtype does not have (2.5, NaN; -1 for u8), as arithmetic with numbers does.
   static Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = Device::cpu());
   static Tensor scalar(double value, DType dtype = DType::f32, Device device = Device::cpu());
   /// 0, 1, ..., count-1.
