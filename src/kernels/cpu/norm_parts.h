@@ -57,13 +57,14 @@ Statistics<T> scaled_statistics(bool centre, double eps, double count, double fr
   return result;
 }
 
-/// Whether a result of n elements, written in runs of `run`, goes to memory past the caches, in aligned vectors: one so large, with what it is made
-/// of, does not stay in a cache, and storing it there would read its lines first. A line that a run leaves in part is written in two ways, which
+/// Whether a result, written in runs of `run`, goes to memory past the caches, in aligned vectors: with what it is made of it has `walked` elements,
+/// too many to stay in a cache, and storing it there would read its lines first. A line that a run leaves in part is written in two ways, which
 /// costs more than that (twice the time at 100 elements), unless runs are long.
 template <class T>
-bool streams(const T* result, int64_t n, int64_t run) {
+bool streams(const T* result, int64_t walked, int64_t run) {
   constexpr int64_t element = sizeof(T), long_run = 3072;
-  return n * element >= int64_t{16} << 20 && (run * element % 64 == 0 || run * element >= long_run) && reinterpret_cast<uintptr_t>(result) % 64 == 0;
+  return walked * element >= int64_t{32} << 20 && (run * element % 64 == 0 || run * element >= long_run) &&
+         reinterpret_cast<uintptr_t>(result) % 64 == 0;
 }
 
 template <class T>
