@@ -261,8 +261,8 @@ int64_t input_end(const RecurrentForward<T>& w, const Share& share, int64_t firs
 }
 
 /// A share of a step's recurrent product; with_inputs: together with the inputs', which is added to it.
-template <class T>
-void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels, bool with_inputs, const NextLines<T>& ahead) {
+template <class T, class Fetch>
+void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels, bool with_inputs, const Fetch& ahead) {
   const bool zero = step == 0 && w.from_zero, sums = w.spec.sums_terms();
   const int64_t width = w.spec.width(), hidden = w.spec.hidden;
   T* const target = (sums ? w.a_x : w.a_h).row(w.steps, step, 0, width);
@@ -293,7 +293,10 @@ void walk(const RecurrentForward<T>& w) {
         multiplied = input_end(w, share, step);
         input_product(w, share, step, multiplied);
       }
-      product(w, step, share.product_rows(alive), share.panels, at_once, NextLines<T>(w, share, step + 1));
+      if (share.together)
+        product(w, step, {0, alive}, share.panels, at_once, NoAhead());
+      else
+        product(w, step, share.cell_rows(alive), share.panels, at_once, NextLines<T>(w, share, step + 1));
       share.meet();
       cells(w, group, step, share.cell_rows(alive));
       share.meet();

@@ -106,13 +106,13 @@ struct Share {
   const detail::Team* member;
 };
 
-/// What a thread reads and writes first in a step, fetched while it multiplies for the step before, a line with each row of the weight: it is in no
-/// cache, and a product without much depth would wait for the lines of its result.
+/// What a thread reads and writes first in a step, fetched while it multiplies its rows for the step before, a line with each row of the weight: it
+/// is in no cache, and a product without much depth would wait for the lines of its result.
 template <class T>
 class NextLines {
  public:
   NextLines(const RecurrentForward<T>& w, const Share& share, int64_t step) {
-    if (share.together || step == w.steps.last) return;
+    if (step == w.steps.last) return;
     const Range rows = share.cell_rows(w.steps.alive[step]);
     const auto add = [&](const auto& array, int64_t width) {
       const T* const first = array.row(w.steps, step, rows.begin, width);
