@@ -51,7 +51,8 @@ template <class T>
 struct NormKernels {
   virtual ~NormKernels() = default;
 
-  /// y like x; mean and rstd [rows] (mean is not written when not centred). gain and bias may be null.
+  /// y like x; rstd [rows]; mean [2, rows], not written when not centred: the means rounded to T, then what that took from them (at a large offset it
+  /// is not small against the deviations). gain and bias may be null.
   virtual void row_forward(const RowNorm& spec, const T* x, const T* gain, const T* bias, T* y, T* mean, T* rstd) const = 0;
   /// dx, dgain, dbias may each be null. dgain and dbias [affine_count] are summed in a fixed order (same bits for every thread count).
   virtual void row_backward(const RowNorm& spec, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain,

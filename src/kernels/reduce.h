@@ -8,7 +8,8 @@ namespace lamina::kernels {
 enum class Reduction : uint8_t { sum, max, min };
 
 /// Sums keep their order for every thread count (fixed chunks, combined in order) and accumulate in double, so that those of many or of equal terms
-/// are right too (pitfall A23: the mean of 20,000,000 ones is 1). max and min propagate NaN; over an empty axis the ops refuse them.
+/// are right too (pitfall A23: the mean of 20,000,000 ones is 1). The CPU adds f32 terms in fours before that, which must not overflow. max and min
+/// propagate NaN; over an empty axis the ops refuse them.
 template <class T>
 struct ReduceKernels {
   virtual ~ReduceKernels() = default;

@@ -20,12 +20,12 @@ namespace {
 using kernels::RowNorm;
 
 struct Rows {
-  Tensor y, mean, rstd;  // mean is undefined where rows are not centred
+  Tensor y, mean, rstd;  // mean [2, rows] as the kernel has it, undefined where rows are not centred
 };
 
 Rows forward(const char* op, const RowNorm& spec, const Tensor& x, const Tensor& gain, const Tensor& bias) {
   Rows rows{Tensor::empty(x.shape(), x.dtype(), x.device()), Tensor(), Tensor::empty({spec.rows}, x.dtype(), x.device())};
-  if (spec.centre) rows.mean = Tensor::empty({spec.rows}, x.dtype(), x.device());
+  if (spec.centre) rows.mean = Tensor::empty({2, spec.rows}, x.dtype(), x.device());
   with_float(op, x.dtype(), [&](auto zero) {
     using T = decltype(zero);
     kernels::norm<T>(x.device())
@@ -130,7 +130,8 @@ void move_by_instances(RunningStatistics& running, const RowNorm& spec, int64_t 
   const auto number = [&](double value) { return Tensor::scalar(value, DType::f64, rstd.device()); };
   const Tensor about = maximum(reciprocal(square(where(without, number(1), rstd))) - spec.eps, number(0));  // a NaN stays
   const Tensor var = where(without, number(0), about);
-  running.move(over_batch(rows.mean.cast(DType::f64)), over_batch(var), static_cast<double>(spec.width) / static_cast<double>(spec.width - 1));
+  running.move(over_batch(sum(rows.mean.cast(DType::f64), {0})), over_batch(var),
+               static_cast<double>(spec.width) / static_cast<double>(spec.width - 1));
 }
 
 }  // namespace

@@ -66,11 +66,12 @@ TEST_CASE("row norm: beyond the caches the same bits, wherever vectors begin, in
     const auto x = normal_vector<float>(n, 51, 3), dy = normal_vector<float>(n, 52), gain = normal_vector<float>(spec.affine_count, 53),
                bias = normal_vector<float>(spec.affine_count, 54);
     const auto x64 = as_double(x), dy64 = as_double(dy), gain64 = as_double(gain), bias64 = as_double(bias);
-    std::vector<double> y64(x.size()), dx64(x.size()), mean64(index(spec.rows)), rstd64(index(spec.rows)), dgain64(gain.size()), dbias64(gain.size());
+    std::vector<double> y64(x.size()), dx64(x.size()), mean64(2 * index(spec.rows)), rstd64(index(spec.rows)), dgain64(gain.size()),
+        dbias64(gain.size());
     f64().row_forward(spec, x64.data(), gain64.data(), bias64.data(), y64.data(), mean64.data(), rstd64.data());
     f64().row_backward(spec, x64.data(), gain64.data(), mean64.data(), rstd64.data(), dy64.data(), dx64.data(), dgain64.data(), dbias64.data());
     for_each_instruction_set([&] {
-      std::vector<float> mean(index(spec.rows)), rstd(index(spec.rows));
+      std::vector<float> mean(2 * index(spec.rows)), rstd(index(spec.rows));
       const auto run = [&](bool at_line) {
         return outcome(
             n, spec.affine_count, at_line,

@@ -32,6 +32,15 @@ const T* pointer(const std::vector<T>& v) {
   return v.empty() ? nullptr : v.data();
 }
 
+/// The means that a row normaliser saved, with what rounding them took.
+template <class T>
+std::vector<double> means_of(const std::vector<T>& saved) {
+  const size_t rows = saved.size() / 2;
+  std::vector<double> means(rows);
+  for (size_t i = 0; i < rows; ++i) means[i] = static_cast<double>(saved[i]) + static_cast<double>(saved[rows + i]);
+  return means;
+}
+
 /// Calls f once for each instruction set that this machine and the build have.
 template <class F>
 void for_each_instruction_set(F&& f) {

@@ -31,7 +31,7 @@ namespace lamina {
 
 /// Layer normalisation (Ba, Kiros, Hinton 2016, eqs. 3-4) over the trailing axes.
 /// x [..., normalized_shape]; gain and bias [normalized_shape] or undefined -> y like x. A row is one setting of the leading axes.
-/// Gradients: x, gain, bias. Saves: x, gain, mean [R], rstd [R]. f32, f64.
+/// Gradients: x, gain, bias. Saves: x, gain, mean [2, R] (as rounded, and what that took), rstd [R]. f32, f64.
 /// Throws Error when x does not end in normalized_shape, normalized_shape is empty or has no element while x has rows, gain or bias differ from it,
 /// or eps is negative.
 Tensor layer_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& gain = Tensor(), const Tensor& bias = Tensor(), double eps = 1e-5);
@@ -48,7 +48,7 @@ Tensor rms_norm(const Tensor& x, const Shape& normalized_shape, const Tensor& ga
                 RMSNormOptions options = {});
 
 /// Group normalisation (Wu & He 2018): x [N, C] or [N, C, ...] in `groups` groups of C/groups channels; gain and bias [C] or undefined.
-/// Gradients: x, gain, bias. Saves: x, gain, mean and rstd [N groups]. f32, f64.
+/// Gradients: x, gain, bias. Saves: x, gain, mean [2, N groups] and rstd [N groups]. f32, f64.
 /// Throws Error for rank < 2, groups that do not divide C, groups of one value, [C] mismatches or a negative eps.
 Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& gain = Tensor(), const Tensor& bias = Tensor(), double eps = 1e-5);
 
@@ -61,7 +61,7 @@ struct InstanceNormOptions {
 
 /// Instance normalisation (Ulyanov, Vedaldi, Lempitsky 2016): x [N, C, L] or [N, C, ...]; gain and bias [C] or undefined.
 /// running_mean and running_var [C] (or both undefined) take the mean over the batch of the instances' means and *unbiased* variances (PyTorch's
-/// rule); everything else about them is as in batch_norm. Gradients: x, gain, bias. Saves: x, gain, mean and rstd [N C].
+/// rule); everything else about them is as in batch_norm. Gradients: x, gain, bias. Saves: x, gain, mean [2, N C] and rstd [N C].
 /// Throws Error for rank < 3, instances of one value where their own statistics are needed, and what batch_norm throws.
 Tensor instance_norm(const Tensor& x, const Tensor& gain = Tensor(), const Tensor& bias = Tensor(), Tensor running_mean = Tensor(),
                      Tensor running_var = Tensor(), Tensor batches_tracked = Tensor(), InstanceNormOptions options = {});

@@ -19,29 +19,29 @@ HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
 namespace {
 
-// What the second sweep of the backward needs to know of a row: dx = rstd (gain dy - (x - mean) slope - level), which is rstd (a - mean(a) - x-hat
-// mean(a x-hat)) with a = gain dy. And what the rounding of the saved mean took from x-hat.
+// How a row was normalised, as forward did it: x-hat = (x - mean) rstd + offset.
+template <class T>
+struct RowScale {
+  T mean, rstd, offset;
+};
+
+// A row's sums in the first sweep: of a = gain dy, and of a x-hat.
+struct RowSums {
+  double a = 0, ax = 0;
+};
+
+// What the second sweep needs to know of a row: dx = rstd (gain dy - (x - mean) slope - level), which is rstd (a - mean(a) - x-hat mean(a x-hat)).
 template <class T>
 struct RowTerms {
-  T mean, rstd, offset, slope, level;
-};
-
-// A row's sums in the first sweep: of x - mean, a, and a (x - mean) rstd.
-struct RowSums {
-  double d = 0, a = 0, ax = 0;
+  T mean, rstd, slope, level;
 };
 
 template <class T>
-RowTerms<T> row_terms(const RowNorm& spec, const T* x, T mean, T rstd, RowSums sum) {
-  const int64_t measured = measured_width(spec);
-  const double per_entry = 1 / static_cast<double>(std::max<int64_t>(measured, 1));
-  if (spec.centre && measured < spec.width) {
-    const Vec<T> m = set(mean);
-    sum.d = sums<T, 1>(measured, [&](auto at) HWY_ATTR { return Terms<T, 1>{{hn::Sub(at.load(x), m)}}; })[0];
-  }
-  const double offset = spec.centre ? -sum.d * per_entry * static_cast<double>(rstd) : 0;
-  const double mean_a = spec.centre ? sum.a * per_entry : 0, mean_ax = (sum.ax + sum.a * offset) * per_entry;
-  return {mean, rstd, static_cast<T>(offset), static_cast<T>(mean_ax * static_cast<double>(rstd)), static_cast<T>(mean_a + mean_ax * offset)};
+RowTerms<T> row_terms(const RowNorm& spec, const RowScale<T>& row, const RowSums& sum) {
+  const double measured = static_cast<double>(std::max<int64_t>(measured_width(spec), 1));
+  const double mean_a = spec.centre ? sum.a / measured : 0, mean_ax = sum.ax / measured;
+  return {row.mean, row.rstd, static_cast<T>(mean_ax * static_cast<double>(row.rstd)),
+          static_cast<T>(mean_a + mean_ax * static_cast<double>(row.offset))};
 }
 
 // The arrays of one row_backward call.
@@ -52,7 +52,9 @@ struct RowBackward {
   T *dx, *dgain, *dbias;
   const bool streamed = dx && streams(dx, 3 * spec.rows * spec.width, run_length(spec));
 
-  T mean_of(int64_t row) const { return spec.centre ? mean[row] : T{0}; }
+  RowScale<T> scale(int64_t row) const {
+    return spec.centre ? RowScale<T>{mean[row], rstd[row], -mean[spec.rows + row] * rstd[row]} : RowScale<T>{0, rstd[row], 0};
+  }
 
   // Second sweep over n columns from element `start` on, `head` of them before the first aligned vector.
   template <template <class> class Whole, class Gain>
@@ -83,40 +85,33 @@ struct RowBackward {
   }
 
   // First sweep over a run of n columns, from element `start` on, of neighbouring rows, whose gains begin at g. The parts, if not null, grow by the
-  // rows' terms of dgain (but for what the rounding of the mean took) and dbias: here, where no result is written, there is time for it.
+  // rows' terms of dgain and dbias: here, where no result is written, there is time for it.
   template <int kRows>
   HWY_INLINE void first_sweep(int64_t row, int64_t begin, int64_t n, const T* g, T* gain_part, T* bias_part, RowSums (&total)[kRows]) const {
     const T *xs[kRows], *dys[kRows];
-    Vec<T> m[kRows], r[kRows];
+    Vec<T> m[kRows], r[kRows], o[kRows];
     for (int i = 0; i < kRows; ++i) {
-      const int64_t at_row = row + i, start = at_row * spec.width + begin;
-      xs[i] = x + start, dys[i] = dy + start, m[i] = set(mean_of(at_row)), r[i] = set(rstd[at_row]);
+      const int64_t start = (row + i) * spec.width + begin;
+      const RowScale<T> s = scale(row + i);
+      xs[i] = x + start, dys[i] = dy + start, m[i] = set(s.mean), r[i] = set(s.rstd), o[i] = set(s.offset);
     }
     const Vec<T> one = set(T{1});
-    double sums[3 * kRows] = {};
-    grown_sums<3 * kRows, T>(n, sums, [&](auto at, Vec<T>* sum) HWY_ATTR {
+    double sums[2 * kRows] = {};
+    grown_sums<2 * kRows, T, 2>(n, sums, [&](auto at, Vec<T>* sum) HWY_ATTR {
       const Vec<T> gain_v = g ? at.load(g) : one;
       Vec<T> dgain_v = gain_part ? at.load(gain_part) : one, dbias_v = bias_part ? at.load(bias_part) : one;
       for (int i = 0; i < kRows; ++i) {
-        const Vec<T> dy_v = at.load(dys[i]), d = at.keep(hn::Sub(at.load(xs[i]), m[i])), a = hn::Mul(dy_v, gain_v), xhat = hn::Mul(d, r[i]);
-        sum[3 * i] = hn::Add(sum[3 * i], d);
-        sum[3 * i + 1] = hn::Add(sum[3 * i + 1], a);
-        sum[3 * i + 2] = hn::MulAdd(a, xhat, sum[3 * i + 2]);
+        const Vec<T> dy_v = at.load(dys[i]), a = hn::Mul(dy_v, gain_v);
+        const Vec<T> xhat = at.keep(hn::MulAdd(hn::Sub(at.load(xs[i]), m[i]), r[i], o[i]));
+        sum[2 * i] = hn::Add(sum[2 * i], a);
+        sum[2 * i + 1] = hn::MulAdd(a, xhat, sum[2 * i + 1]);
         dgain_v = hn::MulAdd(dy_v, xhat, dgain_v);
         dbias_v = hn::Add(dy_v, dbias_v);
       }
       if (gain_part) at.store(gain_part, dgain_v);
       if (bias_part) at.store(bias_part, dbias_v);
     });
-    for (int i = 0; i < kRows; ++i) total[i].d += sums[3 * i], total[i].a += sums[3 * i + 1], total[i].ax += sums[3 * i + 2];
-  }
-
-  // What the rounding of the saved mean took from x-hat, and so from dgain, over n columns from element `start` on.
-  void add_offset(int64_t start, int64_t n, const RowTerms<T>& row, T* gain_part) const {
-    if (!gain_part || std::abs(row.offset) <= std::numeric_limits<T>::epsilon() / 4) return;
-    const Vec<T> offset = set(row.offset);
-    const T* const dys = dy + start;
-    for_each_vector<T>(n, [&](auto at) HWY_ATTR { at.store(gain_part, hn::MulAdd(at.load(dys), offset, at.load(gain_part))); });
+    for (int i = 0; i < kRows; ++i) total[i].a += sums[2 * i], total[i].ax += sums[2 * i + 1];
   }
 
   // Neighbouring rows with gains by element, both sweeps while they are in the cache. gain_part and bias_part [affine_count] grow. More than one row
@@ -128,14 +123,12 @@ struct RowBackward {
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       first_sweep<kRows>(row, begin, length, part(gain, index), part(gain_part, index), part(bias_part, index), sum);
     });
-    RowTerms<T> terms[kRows];
-    for (int i = 0; i < kRows; ++i) terms[i] = row_terms(spec, x + (row + i) * spec.width, mean_of(row + i), rstd[row + i], sum[i]);
     const Vec<T> one = set(T{1});
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows && dx; ++i) {
+      const RowTerms<T> terms = row_terms(spec, scale(row + i), sum[i]);
       for_each_run(spec, row + i, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
-        add_offset((row + i) * spec.width + begin, length, terms[i], part(gain_part, index));
         const T* const g = part(gain, index);
-        if (dx) second_sweep(row + i, begin, length, terms[i], [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; });
+        second_sweep(row + i, begin, length, terms, [=](auto at, int64_t from) HWY_ATTR { return g ? at.load(g + from) : one; });
       });
     }
   }
@@ -155,31 +148,28 @@ struct RowBackward {
       RowSums one[1];
       first_sweep<1>(row, begin, length, nullptr, nullptr, nullptr, one);
       const double g = static_cast<double>(gain_of(index));
-      sum[0].d += one[0].d, sum[0].a += g * one[0].a, sum[0].ax += g * one[0].ax;
+      sum[0].a += g * one[0].a, sum[0].ax += g * one[0].ax;
       if (run_sums) {
         run_sums[2 * run] = one[0].ax;
         run_sums[2 * run + 1] = one[0].a;
       }
       ++run;
     });
-    const RowTerms<T> terms = row_terms(spec, x + row * spec.width, mean_of(row), rstd[row], sum[0]);
-    if (run_sums)
-      for (int64_t i = 0; i < run; ++i) run_sums[2 * i] += run_sums[2 * i + 1] * static_cast<double>(terms.offset);
     if (!dx) return;
+    const RowTerms<T> terms = row_terms(spec, scale(row), sum[0]);
     for_each_run(spec, row, [&](int64_t begin, int64_t length, int64_t index) HWY_ATTR {
       const Vec<T> g = set(gain_of(index));
       second_sweep(row, begin, length, terms, [=](auto, int64_t) HWY_ATTR { return g; });
     });
   }
 
-  // Layer norm and its like: rows in fixed chunks, each with its own partial sums of dgain and dbias, added in order at the end. There are few, as
-  // they come from other threads' caches.
+  // Layer norm and its like: rows in fixed chunks, each with its own partial sums of dgain and dbias, added in order at the end. No sum in T has more
+  // terms than a chunk has rows, so there are few.
   void by_element() const {
     const bool parameters = dgain || dbias;
-    const int64_t elements = spec.rows * spec.width, wide = (spec.affine_count + spec.width - 1) / spec.width;
-    const int64_t most = elements < parallel_elements ? 1 : std::clamp<int64_t>(elements / (2 * parallel_elements), 2, 128);
-    const int64_t least = !parameters ? 4 : spec.width > 4096 ? 4 : 16 * wide;
-    const int64_t chunk = parameters ? std::max(least, (spec.rows + most - 1) / most) : least, chunks = (spec.rows + chunk - 1) / chunk;
+    const int64_t wide = spec.affine_count > spec.width ? (spec.affine_count + spec.width - 1) / spec.width : 1;
+    const int64_t few = std::min<int64_t>(64, parallel_elements / spec.width);
+    const int64_t chunk = !parameters || spec.width > 4096 ? 4 : std::max(few, 16 * wide), chunks = (spec.rows + chunk - 1) / chunk;
     const Scratch<T> parts(parameters ? 2 * chunks * spec.affine_count : 0);
     parallel_for(chunks, std::max<int64_t>(1, parallel_elements / (chunk * spec.width)), [&](int64_t first, int64_t last) {
       for (int64_t c = first; c < last; ++c) {

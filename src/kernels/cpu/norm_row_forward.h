@@ -134,7 +134,7 @@ struct RowForward {
     for (int r = 0; r < kRows; ++r) xs[r] = x + row[r] * spec.width;
     const auto s = measure_rows<kRows, T>(spec.centre, spec.eps, measured_width(spec), xs);
     for (size_t r = 0; r < kRows; ++r) {
-      if (spec.centre) mean[row[r]] = s[r].mean;
+      if (spec.centre) mean[row[r]] = s[r].mean, mean[spec.rows + row[r]] = s[r].shift;
       rstd[row[r]] = s[r].rstd;
     }
     if (affine_by_row(spec)) return columns_by_element(row, 0, head, spec.width, s.data(), 0);

@@ -62,17 +62,23 @@ HWY_INLINE std::array<double, K> sums(int64_t n, F&& f) {
   return totals;
 }
 
-/// K sums over [0, n), each in one chain of additions: f(at, sums) adds its terms to them, none from beyond a partial vector. totals grow.
-template <int K, class T, class F>
+/// K sums over [0, n), each in kChains chains of additions: f(at, sums) adds its terms to them, none from beyond a partial vector. totals grow.
+template <int K, class T, int kChains = 1, class F>
 HWY_INLINE void grown_sums(int64_t n, double* totals, F&& f) {
   for (int64_t begin = 0; begin < n; begin += sum_chunk) {
     const int64_t end = std::min(n, begin + sum_chunk), step = lanes<T>();
-    Vec<T> sums[K];
-    for (Vec<T>& sum : sums) sum = zero<T>();
+    Vec<T> sums[kChains][K];
+    for (auto& chain : sums)
+      for (Vec<T>& sum : chain) sum = zero<T>();
     int64_t i = begin;
-    for (; i + step <= end; i += step) f(WholeVector<T>{i}, sums);
-    if (i < end) f(PartialVector<T>{i, end - i}, sums);
-    for (int k = 0; k < K; ++k) totals[k] += static_cast<double>(sum_lanes<T>(sums[k]));
+    for (; i + kChains * step <= end; i += kChains * step)
+      for (int c = 0; c < kChains; ++c) f(WholeVector<T>{i + c * step}, sums[c]);
+    for (; i + step <= end; i += step) f(WholeVector<T>{i}, sums[0]);
+    if (i < end) f(PartialVector<T>{i, end - i}, sums[kChains - 1]);
+    for (int k = 0; k < K; ++k) {
+      for (int c = 1; c < kChains; ++c) sums[0][k] = hn::Add(sums[0][k], sums[c][k]);
+      totals[k] += static_cast<double>(sum_lanes<T>(sums[0][k]));
+    }
   }
 }
 

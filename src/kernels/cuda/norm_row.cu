@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Row::Group::block_threads)
     held.fill(width, x_row, cache);
     const RowStatistics<T> s = measure<T>(spec.centre, spec.eps, measured_width(spec), held, x_row[0]);
     if (Row::Group::rank() == 0) {
-      if (spec.centre) mean[row] = s.mean;
+      if (spec.centre) mean[row] = s.mean, mean[spec.rows + row] = s.shift;
       rstd[row] = s.rstd;
     }
     const AffineColumns affine(spec, row);
@@ -214,7 +214,7 @@ template <class T>
 void row_norm_forward(const RowNorm& spec, const T* x, const T* gain, const T* bias, T* y, T* mean, T* rstd) {
   const Op op("row_norm", {{"rows", spec.rows}, {"width", spec.width}});
   if (spec.rows == 0 || spec.width == 0) {
-    if (spec.centre) zero(op, mean, spec.rows);
+    if (spec.centre) zero(op, mean, 2 * spec.rows);
     return zero(op, rstd, spec.rows);
   }
   const bool packs = packs_fit(x, spec.width) && packs_fit(y) && (!affine_by_column(spec) || (packs_fit(gain) && packs_fit(bias)));

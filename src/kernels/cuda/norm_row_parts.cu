@@ -110,9 +110,10 @@ bool few_long_rows(const RowNorm& spec) {
 
 template <class T>
 void row_norm_forward_in_parts(const Op& op, const RowNorm& spec, bool packs, const T* x, const T* gain, const T* bias, T* y, T* mean, T* rstd) {
-  const Scratch<T> shift(op, spec.rows), var(op, spec.rows);
-  channel_statistics({.batch = 1, .channels = spec.rows, .space = spec.width, .eps = spec.eps}, x, mean, shift.data(), var.data(), rstd);
-  run(op.at("normalise_parts"), spec, packs, normalise_parts<T, Pack<T>::size>, normalise_parts<T, 1>, x, gain, bias, mean, shift.data(), rstd, y);
+  const Scratch<T> var(op, spec.rows);
+  T* const shift = mean + spec.rows;
+  channel_statistics({.batch = 1, .channels = spec.rows, .space = spec.width, .eps = spec.eps}, x, mean, shift, var.data(), rstd);
+  run(op.at("normalise_parts"), spec, packs, normalise_parts<T, Pack<T>::size>, normalise_parts<T, 1>, x, gain, bias, mean, shift, rstd, y);
 }
 
 template <class T>
