@@ -1,5 +1,7 @@
 // The row normaliser against plain two-pass loops in double.
 
+#include <lamina/core/memory.h>
+
 #include "kernels/norm_support.h"
 
 using namespace lamina;
@@ -318,6 +320,17 @@ TEST_CASE("row norm: errors of equal rows do not add up") {
     const auto ones = run_rows<float>(spec, x, {}, {}, std::vector<float>(x.size(), 1));
     for (const float dx : ones.dx) REQUIRE(std::abs(dx) < 2e-7F);  // a constant gradient moves no row
   }
+}
+
+TEST_CASE("row norm: backward's partial sums need little room") {
+  const RowNorm spec = layer(2048, 4097);
+  const std::vector<float> x(index(spec.rows * spec.width), 1), gain(index(spec.width), 1);
+  const int64_t before = memory_stats().current_bytes;
+  reset_peak_memory();
+  run_rows<float>(spec, x, gain, gain, x);
+  const int64_t room = memory_stats().peak_bytes - before;
+  CHECK(room > 0);
+  CHECK(room < spec.rows * spec.width * 4 / 6);
 }
 
 TEST_CASE("row norm: a row of two million entries at a large offset") {

@@ -163,13 +163,13 @@ struct RowBackward {
     });
   }
 
-  // Layer norm and its like: rows in fixed chunks, each with its own partial sums of dgain and dbias, added in order at the end. No sum in T has more
-  // terms than a chunk has rows, so there are few.
+  // Layer norm and its like: rows in fixed chunks, each with its own partial sums of dgain and dbias, added in order at the end. A sum in T has as
+  // many terms as a chunk has rows, so these are 64 at most (but where a row has few of the parameters); and not fewer than room for the sums allows.
   void by_element() const {
     const bool parameters = dgain || dbias;
     const int64_t wide = spec.affine_count > spec.width ? (spec.affine_count + spec.width - 1) / spec.width : 1;
-    const int64_t few = std::min<int64_t>(64, parallel_elements / spec.width);
-    const int64_t chunk = !parameters || spec.width > 4096 ? 4 : std::max(few, 16 * wide), chunks = (spec.rows + chunk - 1) / chunk;
+    const int64_t least = !parameters || spec.width > 4096 ? 4 : std::max(std::min<int64_t>(64, parallel_elements / spec.width), 16 * wide);
+    const int64_t chunk = std::max(least, std::min<int64_t>(64, (spec.rows + 127) / 128)), chunks = (spec.rows + chunk - 1) / chunk;
     const Scratch<T> parts(parameters ? 2 * chunks * spec.affine_count : 0);
     parallel_for(chunks, std::max<int64_t>(1, parallel_elements / (chunk * spec.width)), [&](int64_t first, int64_t last) {
       for (int64_t c = first; c < last; ++c) {
