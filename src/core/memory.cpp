@@ -66,7 +66,7 @@ int64_t bytes_of_class(size_t index) {
 // A load waits for a store before it whose address ends in the same twelve bits, whether or not it is the same place: two arrays that are walked
 // together then take up to twice the time, if one begins a line or a few behind the other in their pages. So buffers of this size and more begin at
 // one of four places in a page, in turn: there they are equally far along, which costs nothing, or at least sixteen lines apart.
-constexpr int64_t placed = int64_t{64} << 10, page = 4096, place = 1024;
+constexpr int64_t placed = int64_t{16} << 10, page = 4096, place = 1024;
 
 void* system_allocate(int64_t bytes, int64_t& turn) {
   const bool large = bytes >= 2 * huge_page;

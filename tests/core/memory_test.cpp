@@ -57,7 +57,7 @@ TEST_CASE("freed memory is reused and can be given back", "[core][memory]") {
 
 TEST_CASE("large buffers begin at four places of a page, in turn", "[core][memory]") {
   release_cached_memory();
-  for (const int64_t count : {16384, 20000, 100000, 1 << 20}) {  // 64 KB and more, up to huge pages
+  for (const int64_t count : {4096, 5000, 40000, 1 << 20}) {  // 16 KB and more, up to huge pages
     std::set<uintptr_t> places;
     std::vector<Tensor> tensors;
     for (int i = 0; i < 4; ++i) {
