@@ -86,27 +86,12 @@ HWY_INLINE void grown_sums(int64_t n, double* totals, F&& f) {
 template <int kRows, int K, class T, class F>
 HWY_INLINE std::array<std::array<double, K>, kRows> row_sums(int64_t n, F&& f) {
   std::array<std::array<double, K>, kRows> totals{};
-  const int64_t step = lanes<T>();
-  for (int64_t begin = 0; begin < n; begin += sum_chunk) {
-    const int64_t end = std::min(n, begin + sum_chunk);
-    Vec<T> acc[kRows][K];
-    for (auto& row : acc)
-      for (auto& v : row) v = zero<T>();
-    int64_t i = begin;
-    for (; i + step <= end; i += step)
-      for (int r = 0; r < kRows; ++r) {
-        const Terms<T, K> terms = f(WholeVector<T>{i}, r);
-        for (int k = 0; k < K; ++k) acc[r][k] = hn::Add(acc[r][k], terms.term[k]);
-      }
-    if (i < end)
-      for (int r = 0; r < kRows; ++r) {
-        const PartialVector<T> at{i, end - i};
-        const Terms<T, K> terms = f(at, r);
-        for (int k = 0; k < K; ++k) acc[r][k] = hn::Add(acc[r][k], at.keep(terms.term[k]));
-      }
-    for (int r = 0; r < kRows; ++r)
-      for (int k = 0; k < K; ++k) totals[static_cast<size_t>(r)][static_cast<size_t>(k)] += static_cast<double>(sum_lanes<T>(acc[r][k]));
-  }
+  grown_sums<kRows * K, T>(n, totals[0].data(), [&](auto at, Vec<T>* sums) HWY_ATTR {
+    for (int r = 0; r < kRows; ++r) {
+      const Terms<T, K> terms = f(at, r);
+      for (int k = 0; k < K; ++k) sums[r * K + k] = hn::Add(sums[r * K + k], at.keep(terms.term[k]));
+    }
+  });
   return totals;
 }
 
