@@ -56,8 +56,9 @@ By chosen(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
   constexpr int64_t kBytes = sizeof(T), kLarge = int64_t{1} << 29;
   if (k == 0 || m * n * k <= 16 * 16 * 16) return By::skinny;
   const bool countable = std::max({m, n, k, a.ld, b.ld}) <= std::numeric_limits<blasint>::max();
-  // Panels of C's columns are what blocked products share out: few columns are BLAS's.
-  const By many = countable && (n < 128 || m * n * k >= kLarge) ? By::blas : By::blocked;
+  // Blocked products share out C's columns, or a weight gradient's rows: few of these are BLAS's.
+  const bool few = a_transposed ? m < 128 || n < 8 : n < 128;
+  const By many = countable && (few || m * n * k >= kLarge) ? By::blas : By::blocked;
   if (b_transposed) {
     if (a_transposed) return countable ? By::blas : By::skinny;
     return m <= 24 || n <= 16 ? By::skinny : many;  // x W^T

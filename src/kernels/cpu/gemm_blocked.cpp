@@ -20,7 +20,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
 
 // Rows of the right operand that are packed at a time: a panel of them is 128 KiB, and kGroup bytes of panels stay in a core's second cache.
-constexpr int64_t kDepth = 1024, kGroup = 512 << 10;
+// A strip of the left one stays in the first.
+constexpr int64_t kDepth = 1024, kStripDepth = 256, kGroup = 512 << 10;
 // Multiplications below which a range is not worth a thread.
 constexpr int64_t kGrain = 1 << 18;
 
@@ -99,24 +100,43 @@ void put_transposed(int64_t chunks, int64_t chunk_size, const T* sums, int64_t l
     for (int64_t c = 0; c < columns; ++c) one(r, c);
 }
 
+/// Room for a strip: a tile's rows of a transposed L. Where these stand each number of the sums' depth is in another line, often in the same set of
+/// the first cache as the others, and every panel would fetch them again.
+template <class T>
+int64_t strip_size(int64_t depth) {
+  return kTileRows * depth + lanes<T>();
+}
+
+/// The first `rows` numbers of each of `depth` rows, ld apart, side by side. Writes up to a vector too much.
+template <class T>
+void pack_strip(const T* from, int64_t ld, int64_t depth, int64_t rows, T* strip) {
+  for (int64_t p = 0; p < depth; ++p, from += ld, strip += rows)
+    for_each_vector<T>(rows, [&](auto at) HWY_ATTR { store(at.load(from), strip + at.index); });
+}
+
 /// The rows [begin, end) of L R, of one part of the sums, go to `out`, or transposed to the columns of `out`.
 template <class T>
 void some_rows(int64_t begin, int64_t end, const Matrix<T>& l, const Part<T>& part, bool to_columns, const Output<T>& out) {
+  constexpr int64_t kLeastPanels = 3;  // for which a strip pays
   HWY_ALIGN T sums[kTileRows * kPanel<T>];
+  const bool in_strips = l.transposed && panels_of<T>(part.columns) >= kLeastPanels;
+  const Scratch<T> strip(in_strips ? strip_size<T>(part.depth) : 0);
   const int64_t blocks = (end - begin + kTileRows - 1) / kTileRows;
   for (int64_t block = 0; block < blocks; ++block) {
     const auto start = [&](int64_t index) { return begin + (end - begin) * index / blocks; };
     const int64_t i = start(block), rows = start(block + 1) - i, after = block + 1 < blocks ? start(block + 2) - i - rows : 0;
-    const Matrix<T> left{l.data + i * (l.transposed ? 1 : l.ld), l.ld, l.transposed};
+    if (in_strips) pack_strip(l.data + part.top * l.ld + i, l.ld, part.depth, rows, strip.data());
+    const Matrix<T> left = in_strips ? Matrix<T>{strip.data(), rows, true} : Matrix<T>{l.data + i * (l.transposed ? 1 : l.ld), l.ld, l.transposed};
+    const int64_t top = in_strips ? 0 : part.top;
     for (int64_t panel = 0; panel * kPanel<T> < part.columns; ++panel) {
       const int64_t j = panel * kPanel<T>, width = std::min(kPanel<T>, part.columns - j);
       const Ahead<T> ahead = after > 0 ? ahead_of(l, i + rows, after, part, panel) : Ahead<T>{};
       const T* panel_data = part.panels + j * part.depth;
       if (!to_columns) {
-        times_panel(rows, part.depth, left, part.top, panel_data, j, part.columns, out.from(i, 0), ahead);
+        times_panel(rows, part.depth, left, top, panel_data, j, part.columns, out.from(i, 0), ahead);
         continue;
       }
-      times_panel(rows, part.depth, left, part.top, panel_data, 0, width, Output<T>{T(0), sums, kPanel<T>, nullptr}, ahead);
+      times_panel(rows, part.depth, left, top, panel_data, 0, width, Output<T>{T(0), sums, kPanel<T>, nullptr}, ahead);
       put_transposed(1, 0, sums, kPanel<T>, rows, width, out.from(j, i));
     }
   }
@@ -125,13 +145,13 @@ void some_rows(int64_t begin, int64_t end, const Matrix<T>& l, const Part<T>& pa
 /// L [m,k] R [k,n] goes to `out`, or its transpose does. L's rows are shared out, and everybody reads the packed R.
 template <class T>
 void by_rows(int64_t m, int64_t n, int64_t k, const Matrix<T>& l, const Matrix<T>& r, bool to_columns, const Output<T>& out) {
-  const int64_t most = std::min(k, kDepth), panel = kPanel<T> * most;
+  const int64_t deepest = l.transposed ? kStripDepth : kDepth, most = std::min(k, deepest), panel = kPanel<T> * most;
   const int64_t group = std::max<int64_t>(1, kGroup / (panel * static_cast<int64_t>(sizeof(T)))) * kPanel<T>;
   const Scratch<T> packed(panels_of<T>(std::min(n, group)) * panel);
   for (int64_t j = 0; j < n; j += group) {
     const Output<T> there = to_columns ? out.from(j, 0) : out.from(0, j);
-    for (int64_t top = 0; top < k; top += kDepth) {
-      const Part<T> part{top, std::min(kDepth, k - top), packed.data(), std::min(group, n - j)};
+    for (int64_t top = 0; top < k; top += deepest) {
+      const Part<T> part{top, std::min(deepest, k - top), packed.data(), std::min(group, n - j)};
       pack_part(r, j, j + part.columns, top, part.depth, packed.data());
       parallel_for(m, grain(part.columns * part.depth),
                    [&](int64_t begin, int64_t end) HWY_ATTR { some_rows(begin, end, l, part, to_columns, top == 0 ? there : there.going_on()); });
