@@ -177,7 +177,7 @@ void for_each_element(const ChannelNorm& spec, const Cut& cut, const T* result, 
         apply_to_rows<T, WholeVector>(spec, count, row, step, head, f);
       });
     });
-  streams(result, 2 * spec.batch * spec.channels * spec.space, spec.space == 1 ? spec.channels : spec.space)
+  streams(result, spec.batch * spec.channels * spec.space, spec.space == 1 ? spec.channels : spec.space)
       ? for_each_in_order<T, StreamedVector>(spec, f)
       : for_each_in_order<T, WholeVector>(spec, f);
 }

@@ -57,13 +57,14 @@ Statistics<T> scaled_statistics(bool centre, double eps, double count, double fr
   return result;
 }
 
-/// Whether a result, written in runs of `run`, goes to memory past the caches, in aligned vectors: with what it is made of it has `walked` elements,
-/// too many to stay in a cache, and storing it there would read its lines first. A line that a run leaves in part is written in two ways, which
-/// costs more than that (twice the time at 100 elements), unless runs are long.
+/// Whether a result of `elements`, written in runs of `run`, goes to memory past the caches, in aligned vectors: a backward pass walks three arrays
+/// of this size, too much to stay in a cache, and storing there would read its lines first. Forward passes do as their backward ones: the memory of y
+/// often becomes that of dx, and written through the caches and past them in turn it took half as long again. A line that a run leaves in part is
+/// written in two ways, which costs more than that (twice the time at 100 elements), unless runs are long.
 template <class T>
-bool streams(const T* result, int64_t walked, int64_t run) {
+bool streams(const T* result, int64_t elements, int64_t run) {
   constexpr int64_t element = sizeof(T), long_run = 3072;
-  return walked * element >= int64_t{32} << 20 && (run * element % 64 == 0 || run * element >= long_run) &&
+  return 3 * elements * element >= int64_t{32} << 20 && (run * element % 64 == 0 || run * element >= long_run) &&
          reinterpret_cast<uintptr_t>(result) % 64 == 0;
 }
 
