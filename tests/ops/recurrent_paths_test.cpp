@@ -130,6 +130,27 @@ TEST_CASE("recurrent: rows without spread give the bias and finite gradients, sa
     }
 }
 
+// The end of one gate's range must not reach another (as it would if they shared divisions).
+TEST_CASE("recurrent: gates at the ends of their ranges beside any other") {
+  constexpr double infinity = HUGE_VAL;
+  const std::vector<double> ends{-infinity, -710, -200, -87.5, -86.5, 0.4, 88, 708, infinity};
+  const size_t n = ends.size(), hidden = n * n;
+  for (const RecurrentCase& of : recurrent_cases()) {
+    RecurrentInputs inputs = recurrent_inputs(of, {3, 4, 3, static_cast<int64_t>(hidden)}, 28);
+    std::vector<double> bias;
+    // Over the units, gates 0 and 2, 1 and 2, and 3 and 1 have all pairs.
+    for (size_t gate = 0; gate < static_cast<size_t>(gate_count(of.cell)); ++gate)
+      for (size_t a = 0; a < n; ++a)
+        for (size_t b = 0; b < n; ++b) bias.push_back(ends[(gate == 0 ? a : gate == 1 ? b : gate == 2 ? a + b : a + 2 * b) % n]);
+    for (size_t i = 0; i < inputs.names.size(); ++i)
+      if (inputs.names[i] == "bias_ih") inputs.tensors[i] = tensor(bias, {static_cast<int64_t>(bias.size())});
+    for (const DType dtype : {DType::f64, DType::f32}) {
+      INFO(of.name << (dtype == DType::f64 ? ", f64" : ", f32"));
+      check_against_oracle(of, inputs, {{.cell = of.cell, .norm = of.norm}, {}, 0}, dtype, false);
+    }
+  }
+}
+
 TEST_CASE("recurrent: sums whose squares overflow or vanish in f32 are normalised as exactly as others") {
   for (const RecurrentCase& of : recurrent_cases()) {
     if (of.norm == RecurrentNorm::none) continue;
@@ -153,15 +174,19 @@ TEST_CASE("recurrent: a sequence that is not a number stays alone, for every nor
     x[3] = std::nanf("");  // the second sequence's first step
     spoilt.tensors[0] = tensor(x, {3, 5, 3});
     const Setting setting{{.cell = of.cell, .norm = of.norm}, {}, 0};
-    const Tensor clean = forward(of, inputs, setting).y, y = forward(of, spoilt, setting).y;
+    const Run clean = run_fused(of, inputs, setting, DType::f32), run = run_fused(of, spoilt, setting, DType::f32);
     INFO(of.name);
-    for (int64_t n = 0; n < 5; ++n) {
-      const Tensor own = slice(y, 1, n, n + 1);
-      if (n == 1)
-        for (const double v : values(own)) CHECK(std::isnan(v));
-      else
-        CHECK(same_bits(own, slice(clean, 1, n, n + 1)));
-    }
+    const auto check_sequences = [&](const Tensor& all, const Tensor& all_clean) {
+      for (int64_t n = 0; n < 5; ++n) {
+        const Tensor own = slice(all, 1, n, n + 1);
+        if (n == 1)
+          for (const double v : values(own)) CHECK(std::isnan(v));
+        else
+          CHECK(same_bits(own, slice(all_clean, 1, n, n + 1)));
+      }
+    };
+    check_sequences(run.result.y, clean.result.y);
+    check_sequences(run.gradients[0], clean.gradients[0]);
   }
 }
 
