@@ -174,6 +174,7 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
 
   Safetensors content;
   content.metadata = std::move(header.metadata);
+  content.checked = !stored.empty();
   content.tensors.resize(header.entries.size());
   std::vector<size_t> order(header.entries.size());
   std::iota(order.begin(), order.end(), size_t{0});

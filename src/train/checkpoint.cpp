@@ -12,7 +12,7 @@ namespace lamina::train {
 namespace {
 
 constexpr int format_version = 1;
-constexpr const char *model_prefix = "model.", *optimizer_prefix = "optim.", *state_prefix = "state.";
+constexpr const char *checkpoint_key = "lamina.checkpoint", *model_prefix = "model.", *optimizer_prefix = "optim.", *state_prefix = "state.";
 
 void require_finite(const char* what, const std::string& path, const Tensor& tensor) {
   if (is_float(tensor.dtype()) && !all_finite(tensor)) fail("checkpoint", "the {} {} holds values that are not finite; not saved", what, path);
@@ -22,6 +22,14 @@ const std::string& entry(const Metadata& metadata, const std::string& key, const
   const auto found = metadata.find(key);
   if (found == metadata.end()) fail_input("checkpoint", "{}: not a checkpoint of lamina ('{}' is missing in its metadata)", path.string(), key);
   return found->second;
+}
+
+/// Reads a file; a checkpoint must have its checksum, or damage to the checksum's own name would turn it off.
+io::Safetensors read(const std::filesystem::path& path) {
+  io::Safetensors content = io::read_safetensors(path);
+  if (content.metadata.contains(checkpoint_key) && !content.checked)
+    fail_input("checkpoint", "{}: no checksum in its metadata (the file is damaged, or was rewritten by another program)", path.string());
+  return content;
 }
 
 nn::StateDict copy_of(const nn::StateDict& state) {
@@ -100,9 +108,9 @@ void save_weights(const std::filesystem::path& path, nn::Module& model, const Me
 }
 
 void load_weights(const std::filesystem::path& path, nn::Module& model, optim::Optimizer* optimizer) {
-  const io::Safetensors content = io::read_safetensors(path);
+  const io::Safetensors content = read(path);
   nn::StateDict weights, moments = with_prefix(optimizer_prefix, content.tensors);
-  if (content.metadata.contains("lamina.checkpoint"))
+  if (content.metadata.contains(checkpoint_key))
     weights = with_prefix(model_prefix, content.tensors);
   else
     std::ranges::copy_if(content.tensors, std::back_inserter(weights), [](const auto& entry) { return !entry.first.starts_with(optimizer_prefix); });
@@ -117,7 +125,7 @@ void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const
   append(content.tensors, model_prefix, model.state_dict());
   append(content.tensors, optimizer_prefix, optimizer.state());
   append(content.tensors, state_prefix, state);
-  content.metadata["lamina.checkpoint"] = std::to_string(format_version);
+  content.metadata[checkpoint_key] = std::to_string(format_version);
   content.metadata["lamina.architecture"] = architecture(model);
   content.metadata["lamina.threads"] = std::to_string(num_threads());
   content.metadata["lamina.blas"] = blas_description();
@@ -126,8 +134,8 @@ void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const
 }
 
 Metadata load_checkpoint(const std::filesystem::path& path, nn::Module& model, optim::Optimizer& optimizer) {
-  const io::Safetensors content = io::read_safetensors(path);
-  const std::string& version = entry(content.metadata, "lamina.checkpoint", path);
+  const io::Safetensors content = read(path);
+  const std::string& version = entry(content.metadata, checkpoint_key, path);
   if (version != std::to_string(format_version))
     fail_input("checkpoint", "{}: format version: expected {}, got {} (written by another lamina)", path.string(), format_version, version);
   const nn::StateDict weights = with_prefix(model_prefix, content.tensors), moments = with_prefix(optimizer_prefix, content.tensors);

@@ -132,9 +132,16 @@ TEST_CASE("damage anywhere is refused and nothing changes (F11)", "[train][check
     flipped[static_cast<size_t>(rng.below(static_cast<int64_t>(good.size())))] ^= static_cast<char>(1 << rng.below(8));
     damaged.push_back(flipped);
   }
+  const std::string checksum_name = "lamina.crc32";  // without it nothing else would be noticed
+  for (size_t i = 0; i < checksum_name.size(); ++i) {
+    std::string flipped = good;
+    flipped[good.find(checksum_name) + i] ^= 1;
+    damaged.push_back(flipped);
+  }
   for (const std::string& bytes : damaged) {
     put(dir / "bad", bytes);
     CHECK_THROWS_AS(load_checkpoint(dir / "bad", model, adam), InputError);
+    CHECK_THROWS_AS(load_weights(dir / "bad", model, &adam), InputError);
   }
   CHECK_THROWS_AS(load_checkpoint(dir / "missing", model, adam), InputError);
   CHECK(same(model.state_dict(), model_before));

@@ -16,6 +16,7 @@ namespace lamina::io {
 struct Safetensors {
   std::vector<std::pair<std::string, Tensor>> tensors;  // in the order of the header
   std::map<std::string, std::string> metadata;
+  bool checked = false;  // of a file that was read: it had a checksum, which held
 
   /// The tensor of that name, or null.
   const Tensor* find(std::string_view name) const;
