@@ -35,8 +35,8 @@ void save_checkpoint(const std::filesystem::path& path, nn::Module& model, const
                      const nn::StateDict& state = {});
 /// The task's state in a checkpoint.
 nn::StateDict checkpoint_state(const io::Safetensors& content);
-/// Loads model and optimiser. Returns the metadata. Throws InputError for what is not a checkpoint, is damaged or has lost its checksum, is of a later
-/// format, or belongs to another architecture or optimiser.
+/// Loads model and optimiser. Returns the metadata. Throws InputError for what is not a checkpoint, is damaged or has lost its checksum, is of a
+/// later format, or belongs to another architecture or optimiser.
 Metadata load_checkpoint(const std::filesystem::path& path, nn::Module& model, optim::Optimizer& optimizer);
 
 /// Throws Error naming the first parameter or buffer of the model with a value that is not finite.
