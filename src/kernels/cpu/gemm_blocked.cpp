@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace lamina::kernels::HWY_NAMESPACE {
 
 // Rows of the right operand that are packed at a time: a panel of them is 128 KiB, and kGroup bytes of panels stay in a core's second cache.
-// A strip of the left one stays in the first.
+// A strip of the left one stays in the first, unless the result is transposed: doing that for every stretch of depth would cost more.
 constexpr int64_t kDepth = 1024, kStripDepth = 256, kGroup = 512 << 10;
 // Multiplications below which a range is not worth a thread.
 constexpr int64_t kGrain = 1 << 18;
@@ -145,7 +145,7 @@ void some_rows(int64_t begin, int64_t end, const Matrix<T>& l, const Part<T>& pa
 /// L [m,k] R [k,n] goes to `out`, or its transpose does. L's rows are shared out, and everybody reads the packed R.
 template <class T>
 void by_rows(int64_t m, int64_t n, int64_t k, const Matrix<T>& l, const Matrix<T>& r, bool to_columns, const Output<T>& out) {
-  const int64_t deepest = l.transposed ? kStripDepth : kDepth, most = std::min(k, deepest), panel = kPanel<T> * most;
+  const int64_t deepest = l.transposed && !to_columns ? kStripDepth : kDepth, most = std::min(k, deepest), panel = kPanel<T> * most;
   const int64_t group = std::max<int64_t>(1, kGroup / (panel * static_cast<int64_t>(sizeof(T)))) * kPanel<T>;
   const Scratch<T> packed(panels_of<T>(std::min(n, group)) * panel);
   for (int64_t j = 0; j < n; j += group) {
