@@ -50,7 +50,7 @@ struct RowBackward {
   const RowNorm& spec;
   const T *x, *gain, *mean, *rstd, *dy;
   T *dx, *dgain, *dbias;
-  const bool streamed = dx && streams(dx, spec.rows* spec.width, run_length(spec));
+  const bool streamed = dx && streams(dx, (spec.rows * spec.width), run_length(spec));
 
   RowScale<T> scale(int64_t row) const {
     return spec.centre ? RowScale<T>{mean[row], rstd[row], -mean[spec.rows + row] * rstd[row]} : RowScale<T>{0, rstd[row], 0};

@@ -96,7 +96,7 @@ struct RowForward {
   const RowNorm& spec;
   const T *x, *gain, *bias;
   T *y, *mean, *rstd;
-  const bool streamed = streams(y, spec.rows* spec.width, run_length(spec));
+  const bool streamed = streams(y, (spec.rows * spec.width), run_length(spec));
 
   // Columns [begin, begin + n) of several rows, `head` of them before the first aligned vector.
   template <int kRows, class Gain, class Bias>
