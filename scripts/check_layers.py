@@ -23,7 +23,7 @@ ALLOWED = {
     "kernels": {"core"},
 }
 # Kernels see raw pointers and sizes, never tensors or the graph.
-KERNELS_MAY_SEE_CORE = {"device", "dtype", "error", "memory", "memory_pool", "parallel", "profile", "random", "shape", "team"}
+KERNELS_MAY_SEE_CORE = {"device", "dtype", "error", "matrix_unit", "memory", "memory_pool", "parallel", "profile", "random", "shape", "team"}
 # Who sees the kernels: every file of these layers, and these files (the tensor's movers, and the sums of gradients in the graph).
 SEES_KERNELS = {"ops", "optim", "kernels"}
 # And: the gradient checker's single elements, and the training step that is captured as a CUDA graph.

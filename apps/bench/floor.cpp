@@ -2,6 +2,7 @@
 
 #include <lamina/lamina.h>
 
+#include <cblas.h>
 #include <time.h>
 
 #include <algorithm>
@@ -29,7 +30,16 @@ constexpr double largest_drift = 0.15, smallest_share = 0.9;
 Timing Floor::measure_peak() const {
   Rng rng(1);
   const Tensor a = randn({peak_size, peak_size}, rng).to(device_), b = randn({peak_size, peak_size}, rng).to(device_);
-  return time_burst([&] { matmul(a, b); }, repeat_, device_);
+  if (!device_.is_cpu()) return time_burst([&] { matmul(a, b); }, repeat_, device_);
+  // OpenBLAS: products on a processor's matrix unit can be faster than this rate.
+  Tensor c = Tensor::empty({peak_size, peak_size});
+  const int size = static_cast<int>(peak_size);
+  return time_burst(
+      [&] {
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, size, size, size, 1.0f, a.data<float>(), size, b.data<float>(), size, 0.0f,
+                    c.mutable_data<float>(), size);
+      },
+      repeat_, device_);
 }
 
 double Floor::peak_flops() {

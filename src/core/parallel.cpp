@@ -17,6 +17,7 @@
 #endif
 
 #include "core/format.h"
+#include "core/matrix_unit.h"
 #include "core/team.h"
 
 namespace lamina {
@@ -76,7 +77,7 @@ std::string blas_description() {
   const int parallel = std::clamp(openblas_get_parallel(), 0, 2);
   std::string version = openblas_get_config();  // "OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH ..."
   version = version.substr(0, version.find(' ', version.find(' ') + 1));
-  return fmt::format("{} ({}, {})", version, flavours[parallel], openblas_get_corename());
+  return fmt::format("{} ({}, {}){}", version, flavours[parallel], openblas_get_corename(), detail::has_matrix_unit() ? ", AMX" : "");
 }
 
 namespace detail {

@@ -23,6 +23,7 @@ struct Packed {
   std::shared_ptr<T> data;
   int64_t ld = 1;  // of the view, as in Matrix
   bool transposed = false;
+  std::shared_ptr<const uint16_t> split = {};  // the same for a CPU's matrix unit, or null: see kernels/cpu/gemm_split.h
 };
 
 template <class T>
@@ -38,7 +39,8 @@ struct GemmKernels {
   virtual void gemm_batched(int64_t count, int64_t m, int64_t n, int64_t k, Matrix<T> a, int64_t stride_a, Matrix<T> b, int64_t stride_b, T beta,
                             T* c, int64_t ldc, int64_t stride_c) const = 0;
 
-  virtual Packed<T> pack(int64_t k, int64_t n, Matrix<T> b) const = 0;
+  /// `rows`: what most products with it will have.
+  virtual Packed<T> pack(int64_t k, int64_t n, Matrix<T> b, int64_t rows = 0) const = 0;
   virtual void gemm(int64_t m, Matrix<T> a, const Packed<T>& b, T beta, T* c, int64_t ldc, const T* bias = nullptr) const = 0;
 };
 

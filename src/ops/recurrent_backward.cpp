@@ -71,7 +71,7 @@ class Backward {
     const int64_t hidden = spec_.hidden, width = spec_.width();
     work_.spec = spec_;
     work_.parts = biases_.parts<T>(spec_, in_);
-    weight_ = kernels::gemm<T>(device())->pack(width, hidden, {in_[In::weight_hh].data<T>(), std::max<int64_t>(hidden, 1), false});
+    weight_ = kernels::gemm<T>(device())->pack(width, hidden, {in_[In::weight_hh].data<T>(), std::max<int64_t>(hidden, 1), false}, plan_.batch);
     work_.weight = &weight_;
     work_.to_start = b_.needs(In::h0);
     h0_ = recurrent_state(plan_, hidden, in_[In::h0], like());
@@ -126,7 +126,8 @@ class Backward {
     }
     if (dw_hh_.defined()) work_.dw_hh = dw_hh_.mutable_data<T>();
     if (!dx_.defined()) return;
-    weight_ih_ = kernels::gemm<T>(device())->pack(spec_.width(), inputs_, {in_[In::weight_ih].data<T>(), std::max<int64_t>(inputs_, 1), false});
+    weight_ih_ =
+        kernels::gemm<T>(device())->pack(spec_.width(), inputs_, {in_[In::weight_ih].data<T>(), std::max<int64_t>(inputs_, 1), false}, plan_.batch);
     work_.weight_ih = &weight_ih_;
     work_.dx = {dx_.mutable_data<T>()};
   }

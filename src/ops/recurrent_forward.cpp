@@ -73,11 +73,12 @@ class Forward {
     const bool rnn = spec_.cell == kernels::Cell::rnn, gru = spec_.cell == kernels::Cell::gru;
     work_.spec = spec_;
     work_.parts = biases_.parts<T>(spec_, in_);
-    weight_ = kernels::gemm<T>(device_)->pack(hidden, width, {in_[In::weight_hh].data<T>(), std::max<int64_t>(hidden, 1), true});
+    weight_ = kernels::gemm<T>(device_)->pack(hidden, width, {in_[In::weight_hh].data<T>(), std::max<int64_t>(hidden, 1), true}, plan_.batch);
     work_.weight = &weight_;
     if (device_.is_cpu() && spec_.norm != TermNorm::columns) {
       const int64_t inputs = in_[In::x].size(2);
-      weight_ih_ = kernels::gemm<T>(device_)->pack(inputs, width, {in_[In::weight_ih].data<T>(), std::max<int64_t>(inputs, 1), true});
+      weight_ih_ = kernels::gemm<T>(device_)->pack(inputs, width, {in_[In::weight_ih].data<T>(), std::max<int64_t>(inputs, 1), true},
+                                                   std::min(plan_.rows, work_.input_rows));
       work_.weight_ih = &weight_ih_;
     }
     work_.from_zero = !in_[In::h0].defined();

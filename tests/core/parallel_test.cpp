@@ -73,7 +73,7 @@ TEST_CASE("parallel_for: nested loops run, and exceptions reach the caller", "[c
 }
 
 TEST_CASE("OpenBLAS uses as many threads as lamina, from every thread", "[core][parallel]") {
-  const Tensor a = integers_of({128, 128}, 3), b = integers_of({128, 128}, 5);
+  const Tensor a = integers_of({128, 128}, 3).cast(DType::f64), b = integers_of({128, 128}, 5).cast(DType::f64);
   const int cores = openblas_get_num_procs();  // newer versions use no more threads than that
   const auto used = [&] {
     matmul(a, b, {.transpose_a = true, .transpose_b = true});  // OpenBLAS's

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "kernels/cpu/gemm_own.h"
+#include "kernels/cpu/gemm_split.h"
 #include "kernels/kernel_test.h"
 
 using namespace lamina;
@@ -114,6 +115,13 @@ TEMPLATE_TEST_CASE("gemm: all shapes, layouts, beta and bias", "[kernels]", floa
       kernels::cpu::blocked_gemm<TestType>(size.m, size.n, size.k, problem.view_a(), problem.view_b(), problem.beta, c.data(), problem.ldc,
                                            problem.bias_or_null());
       CHECK(problem.error(c) < tolerance<TestType>(size.k));
+
+      if constexpr (std::is_same_v<TestType, float>) {
+        c = problem.c;
+        kernels::cpu::split_gemm(size.m, size.n, size.k, problem.view_a(), problem.view_b(), problem.beta, c.data(), problem.ldc,
+                                 problem.bias_or_null());
+        CHECK(problem.error(c) < tolerance<TestType>(size.k));
+      }
     }
   }
 }

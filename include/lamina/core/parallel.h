@@ -14,7 +14,7 @@ int num_threads();
 /// Throws Error unless 1 <= count <= 1024. A child made by fork() has one thread; a larger count set there would hang in OpenMP.
 void set_num_threads(int count);
 
-/// "OpenBLAS 0.3.21 (openmp, SkylakeX)", for run records.
+/// "OpenBLAS 0.3.21 (openmp, SkylakeX)", and ", AMX" where f32 products use that unit, for run records.
 std::string blas_description();
 
 namespace detail {

@@ -9,7 +9,9 @@
 #include <type_traits>
 
 #include <lamina/core/parallel.h>
+#include "core/matrix_unit.h"
 #include "kernels/cpu/gemm_own.h"
+#include "kernels/cpu/gemm_split.h"
 #include "kernels/kernels.h"
 
 namespace lamina::kernels {
@@ -68,9 +70,16 @@ By chosen(int64_t m, int64_t n, int64_t k, const Matrix<T>& a, const Matrix<T>& 
   return (m * kBytes <= 80 && n >= 16) || k * kBytes <= 64 ? By::skinny : many;  // dy W
 }
 
+/// Whether a product is for the processor's matrix unit, and there is one.
+bool for_matrix_unit(int64_t m, int64_t n, int64_t k) {
+  return std::min(m, n) >= cpu::kUnitRows && k > 16 && m * n * k >= 1 << 18 && lamina::detail::has_matrix_unit();
+}
+
 template <class T>
 struct CpuGemm final : GemmKernels<T> {
   void gemm(int64_t m, int64_t n, int64_t k, Matrix<T> a, Matrix<T> b, T beta, T* c, int64_t ldc, const T* bias) const override {
+    if constexpr (std::is_same_v<T, float>)
+      if (for_matrix_unit(m, n, k)) return cpu::split_gemm(m, n, k, a, b, beta, c, ldc, bias);
     const By by = chosen<T>(m, n, k, a, b);
     if (by == By::skinny) return cpu::own_gemm(m, n, k, a, b, beta, c, ldc, bias);
     if (by == By::blocked) return cpu::blocked_gemm(m, n, k, a, b, beta, c, ldc, bias);
@@ -99,7 +108,12 @@ struct CpuGemm final : GemmKernels<T> {
     });
   }
 
-  Packed<T> pack(int64_t k, int64_t n, Matrix<T> b) const override { return cpu::pack_panels(k, n, b); }
+  Packed<T> pack(int64_t k, int64_t n, Matrix<T> b, int64_t rows) const override {
+    Packed<T> packed = cpu::pack_panels(k, n, b);
+    if constexpr (std::is_same_v<T, float>)
+      if (for_matrix_unit(rows, n, k)) cpu::add_split(b, packed);
+    return packed;
+  }
 
   void gemm(int64_t m, Matrix<T> a, const Packed<T>& b, T beta, T* c, int64_t ldc, const T* bias) const override {
     cpu::packed_gemm(m, a, b, beta, c, ldc, bias);

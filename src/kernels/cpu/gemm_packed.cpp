@@ -68,7 +68,7 @@ Packed<T> packed(int64_t k, int64_t n, Pack&& pack) {
   constexpr std::align_val_t alignment{128};  // a panel's row is two cache lines
   const int64_t size = (n + kPanel<T> - 1) / kPanel<T> * kPanel<T> * k;
   T* data = static_cast<T*>(::operator new(static_cast<size_t>(size) * sizeof(T), alignment));
-  Packed<T> result{k, n, std::shared_ptr<T>(data, [](T* p) { ::operator delete(p, alignment); })};
+  Packed<T> result{.k = k, .n = n, .data = std::shared_ptr<T>(data, [](T* p) { ::operator delete(p, alignment); })};
   pack(data);
   return result;
 }

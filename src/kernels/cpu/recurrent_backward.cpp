@@ -128,10 +128,12 @@ void state_products(const RecurrentBackward<T>& w, const Share& share, int64_t s
   const int64_t hidden = w.spec.hidden, width = w.spec.width(), alive = w.steps.alive[step];
   const OverTime<T>& da = w.spec.one_gradient() ? w.da_x : w.da_h;
   const Output<T> dh{w.spec.cell == Cell::gru ? T{1} : T{0}, w.dh, hidden, nullptr};
-  if (step > 0 || w.to_start) share_of_product<T>(share.product_rows(alive), share.panels, {da.row(w.steps, step, 0, width), width, w.weight}, dh);
+  const bool unit = on_matrix_unit(alive);
+  if (step > 0 || w.to_start)
+    share_of_product<T>(share.product_rows(alive), share.panels, {da.row(w.steps, step, 0, width), width, w.weight}, dh, unit);
   if (!w.weight_ih) return;
   share_of_product<T>(share.cell_rows(alive), {0, panel_count(*w.weight_ih)}, {w.da_x.row(w.steps, step, 0, width), width, w.weight_ih},
-                      Output<T>{T{0}, w.dx.row(w.steps, step, 0, w.inputs), w.inputs, nullptr});
+                      Output<T>{T{0}, w.dx.row(w.steps, step, 0, w.inputs), w.inputs, nullptr}, unit);
 }
 
 template <class T>
@@ -143,7 +145,7 @@ class Walk {
 
   /// A member's part.
   void operator()(const detail::Team& team) const {
-    const Share share(team, w_.steps, panel_count(*w_.weight), kTileRows);
+    const Share share(team, w_.steps, panel_count(*w_.weight), least_rows(*w_.weight));
     if (weights_ && !share.together && weights_->parts_of(team)) {
       const Range parts = *weights_->parts_of(team);
       for (int64_t part = parts.begin; part < parts.end; ++part) steps(share.of(blocks_, weights_->blocks(part)), weights_->units(part), nullptr);

@@ -233,15 +233,17 @@ void input_product(const RecurrentForward<T>& w, const Share& share, int64_t fir
   const T* const bias = w.spec.norm == TermNorm::none ? w.parts.bias : nullptr;
   const auto product = [&](Range rows, Range panels, int64_t step) HWY_ATTR {
     share_of_product<T>(rows, panels, {w.x.row(w.steps, step, 0, inputs), inputs, w.weight_ih},
-                        Output<T>{T{0}, w.a_x.row(w.steps, step, 0, width), width, bias});
+                        Output<T>{T{0}, w.a_x.row(w.steps, step, 0, width), width, bias}, true);
   };
-  if (share.together) {  // all rows of these steps, which stand one after the other
+  if (share.together || share.has_all_rows(w.steps)) {  // these steps' rows stand one after the other
     const int64_t *const offset = w.steps.offset, *const alive = w.steps.alive;
     const int64_t top = offset[first] <= offset[last - 1] ? first : last - 1, bottom = first + last - 1 - top;
     return product({0, offset[bottom] + alive[bottom] - offset[top]}, share.panels, top);
   }
-  for (int64_t panel = share.panels.begin; panel < share.panels.end; ++panel)
-    for (int64_t step = first; step < last; ++step) product(share.cell_rows(w.steps.alive[step]), {panel, panel + 1}, step);
+  // Several panels at a time where the inputs would else be split for each.
+  const int64_t at_a_time = w.weight_ih->split ? share.panels.end : 1;
+  for (int64_t panel = share.panels.begin; panel < share.panels.end; panel += at_a_time)
+    for (int64_t step = first; step < last; ++step) product(share.cell_rows(w.steps.alive[step]), {panel, panel + at_a_time}, step);
 }
 
 /// Whether the inputs' weight stays in a thread's cache, so that a step's inputs can be multiplied in the step.
@@ -263,17 +265,17 @@ int64_t input_end(const RecurrentForward<T>& w, const Share& share, int64_t firs
 /// A share of a step's recurrent product; with_inputs: together with the inputs', which is added to it.
 template <class T, class Fetch>
 void product(const RecurrentForward<T>& w, int64_t step, Range rows, Range panels, bool with_inputs, const Fetch& ahead) {
-  const bool zero = step == 0 && w.from_zero, sums = w.spec.sums_terms();
+  const bool zero = step == 0 && w.from_zero, sums = w.spec.sums_terms(), unit = on_matrix_unit(w.steps.alive[step]);
   const int64_t width = w.spec.width(), hidden = w.spec.hidden;
   T* const target = (sums ? w.a_x : w.a_h).row(w.steps, step, 0, width);
   if (with_inputs) {
     const int64_t inputs = w.weight_ih->k;
     const Factors<T> x{w.x.row(w.steps, step, 0, inputs), inputs, w.weight_ih}, h{w.h, hidden, w.weight};
     const Output<T> out{T{0}, target, width, w.spec.norm == TermNorm::none ? w.parts.bias : nullptr};
-    return zero ? share_of_product<T>(rows, panels, x, out, ahead) : share_of_products<T>(rows, panels, x, h, out, ahead);
+    return zero ? share_of_product<T>(rows, panels, x, out, unit, ahead) : share_of_products<T>(rows, panels, x, h, out, unit, ahead);
   }
   const T* const bias = w.spec.norm == TermNorm::none && !sums ? w.parts.bias_h : nullptr;
-  if (!zero) return share_of_product<T>(rows, panels, {w.h, hidden, w.weight}, Output<T>{sums ? T{1} : T{0}, target, width, bias}, ahead);
+  if (!zero) return share_of_product<T>(rows, panels, {w.h, hidden, w.weight}, Output<T>{sums ? T{1} : T{0}, target, width, bias}, unit, ahead);
   if (sums) return;
   const int64_t begin = panels.begin * kPanel<T>, end = std::min(panels.end * kPanel<T>, width);
   for (int64_t row = rows.begin; row < rows.end; ++row)
@@ -285,7 +287,7 @@ void walk(const RecurrentForward<T>& w) {
   const GroupFn<T> group = group_of<T>(w.spec);
   const bool at_once = w.spec.sums_terms() && inputs_by_step(w);
   detail::parallel_team(team_size(w.spec, w.steps), [&](const detail::Team& team) HWY_ATTR {
-    const Share share(team, w.steps, panel_count(*w.weight), kTileRows);
+    const Share share(team, w.steps, panel_count(*w.weight), least_rows(*w.weight));
     int64_t multiplied = w.steps.first;  // the inputs of the steps before this one are
     for (int64_t step = w.steps.first; step < w.steps.last; ++step) {
       const int64_t alive = w.steps.alive[step];

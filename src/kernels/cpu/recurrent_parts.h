@@ -94,6 +94,7 @@ struct Share {
   }
 
   Range product_rows(int64_t alive) const { return together ? Range{0, alive} : cell_rows(alive); }
+  bool has_all_rows(const Steps& steps) const { return rows.begin == 0 && rows.end == steps.batch; }
   Range cell_rows(int64_t alive) const { return {std::min(rows.begin, alive), std::min(rows.end, alive)}; }
   void meet() const {
     if (together) member->wait();

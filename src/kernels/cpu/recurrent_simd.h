@@ -8,6 +8,7 @@
 #endif
 
 #include "kernels/cpu/gemm_parts.h"
+#include "kernels/cpu/gemm_split.h"
 #include "kernels/cpu/measure.h"
 #include "kernels/cpu/recurrent_parts.h"
 #include "kernels/cpu/simd_math.h"
@@ -58,29 +59,55 @@ struct Factors {
   const T* panel(int64_t index) const { return w->data.get() + index * kPanel<T> * w->k; }
 };
 
+/// Whether a step with so many sequences alive is multiplied on the processor's matrix unit, if the weight is there for it. It is the step's, not a
+/// thread's share, that counts: bits must not depend on how the rows were shared out.
+inline bool on_matrix_unit(int64_t alive) { return alive >= cpu::kUnitRows; }
+
 /// rows x panels of out = beta out + bias + a W.
 template <class T, class Fetch = NoAhead>
-HWY_INLINE void share_of_product(Range rows, Range panels, const Factors<T>& f, const Output<T>& out, const Fetch& ahead = {}) {
+HWY_INLINE void share_of_product(Range rows, Range panels, const Factors<T>& f, const Output<T>& out, bool unit, const Fetch& ahead = {}) {
   if (rows.begin >= rows.end) return;
+  const T* const a = f.a + rows.begin * f.lda;
+  const Output<T> to = out.from(rows.begin, 0);
+  if constexpr (std::is_same_v<T, float>) {
+    const cpu::SplitFactors factors[] = {{a, f.lda, f.w}};
+    if (unit && f.w->split) return cpu::split_product(rows.end - rows.begin, panels.begin, panels.end, factors, to.beta, to.c, to.ldc, to.bias);
+  }
   for (int64_t panel = panels.begin; panel < panels.end; ++panel)
-    times_panel<T>(rows.end - rows.begin, f.w->k, {f.a + rows.begin * f.lda, f.lda, false}, 0, f.panel(panel), panel * kPanel<T>, f.w->n,
-                   out.from(rows.begin, 0), ahead);
+    times_panel<T>(rows.end - rows.begin, f.w->k, {a, f.lda, false}, 0, f.panel(panel), panel * kPanel<T>, f.w->n, to, ahead);
 }
 
 /// The same for the sum of two products.
 template <class T, class Fetch>
-HWY_INLINE void share_of_products(Range rows, Range panels, const Factors<T>& f, const Factors<T>& g, const Output<T>& out, const Fetch& ahead) {
+HWY_INLINE void share_of_products(Range rows, Range panels, const Factors<T>& f, const Factors<T>& g, const Output<T>& out, bool unit,
+                                  const Fetch& ahead) {
   if (rows.begin >= rows.end) return;
+  const T *const a = f.a + rows.begin * f.lda, *const b = g.a + rows.begin * g.lda;
+  const Output<T> to = out.from(rows.begin, 0);
+  if constexpr (std::is_same_v<T, float>) {
+    const cpu::SplitFactors factors[] = {{a, f.lda, f.w}, {b, g.lda, g.w}};
+    if (unit && f.w->split && g.w->split)
+      return cpu::split_product(rows.end - rows.begin, panels.begin, panels.end, factors, to.beta, to.c, to.ldc, to.bias);
+  }
+  if (unit && (f.w->split || g.w->split)) {
+    share_of_product<T>(rows, panels, f, out, unit, ahead);
+    return share_of_product<T>(rows, panels, g, out.going_on(), unit);
+  }
   for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
-    const Source<T> sources[] = {{f.a + rows.begin * f.lda, f.lda, 1, f.w->k, f.panel(panel)},
-                                 {g.a + rows.begin * g.lda, g.lda, 1, g.w->k, g.panel(panel)}};
-    times_panels<false, T>(rows.end - rows.begin, sources, panel * kPanel<T>, f.w->n, out.from(rows.begin, 0), ahead);
+    const Source<T> sources[] = {{a, f.lda, 1, f.w->k, f.panel(panel)}, {b, g.lda, 1, g.w->k, g.panel(panel)}};
+    times_panels<false, T>(rows.end - rows.begin, sources, panel * kPanel<T>, f.w->n, to, ahead);
   }
 }
 
 template <class T>
 int64_t panel_count(const Packed<T>& w) {
   return (w.n + kPanel<T> - 1) / kPanel<T>;
+}
+
+/// Rows with which a thread multiplies alone as fast as with more.
+template <class T>
+int64_t least_rows(const Packed<T>& w) {
+  return w.split ? 32 : kTileRows;
 }
 
 }  // namespace lamina::kernels::HWY_NAMESPACE

@@ -157,7 +157,7 @@ struct CudaGemm final : GemmKernels<T> {
                             stride_c});
   }
 
-  Packed<T> pack(int64_t k, int64_t n, Matrix<T> b) const override {
+  Packed<T> pack(int64_t k, int64_t n, Matrix<T> b, int64_t) const override {
     return {k, n, std::shared_ptr<T>(std::shared_ptr<void>(), const_cast<T*>(b.data)), b.ld, b.transposed};
   }
   void gemm(int64_t m, Matrix<T> a, const Packed<T>& b, T beta, T* c, int64_t ldc, const T* bias) const override {
