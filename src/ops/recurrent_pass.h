@@ -8,6 +8,7 @@
 #include <array>
 #include <memory>
 
+#include "core/matrix_unit.h"
 #include "ops/recurrent_plan.h"
 
 namespace lamina::ops {
@@ -42,13 +43,14 @@ struct RecurrentOutcome {
 };
 
 /// Steps are taken in runs of about this many rows. On a CPU, so that a run's gates and their gradients are still in a cache when they are used
-/// again; few rows would make the weights' gradients pass through memory too often. On a GPU runs are as long as the memory for their gradients
-/// allows.
+/// again; few rows would make the weights' gradients pass through memory too often, all the more where a matrix unit multiplies. On a GPU runs are as
+/// long as the memory for their gradients allows.
 inline int64_t recurrent_chunk_rows(const kernels::RecurrentSpec& spec, Device device) {
   struct Limits {
     int64_t elements, least, most;
   };
-  const Limits of = device.is_cpu() ? Limits{int64_t{1} << 18, 256, 1024} : Limits{int64_t{1} << 24, 1024, 65536};
+  const int64_t factor = lamina::detail::has_matrix_unit() ? 2 : 1;
+  const Limits of = device.is_cpu() ? Limits{factor << 18, factor << 8, 1024} : Limits{int64_t{1} << 24, 1024, 65536};
   return std::clamp(of.elements / std::max<int64_t>(1, spec.width()), of.least, of.most);
 }
 
