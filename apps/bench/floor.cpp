@@ -32,6 +32,7 @@ Timing Floor::measure_peak() const {
   const Tensor a = randn({peak_size, peak_size}, rng).to(device_), b = randn({peak_size, peak_size}, rng).to(device_);
   if (!device_.is_cpu()) return time_burst([&] { matmul(a, b); }, repeat_, device_);
   // OpenBLAS: products on a processor's matrix unit can be faster than this rate.
+  lamina::detail::use_blas_threads();
   Tensor c = Tensor::empty({peak_size, peak_size});
   const int size = static_cast<int>(peak_size);
   return time_burst(

@@ -256,3 +256,43 @@ TEST_CASE("matrix unit: weights that are not for it are not laid out for it", "[
     CHECK(kernels::CpuBackend::gemm<float>().pack(64, 256, {w.data(), 256, false}, 128).split == nullptr);
   }
 }
+
+TEST_CASE("matrix unit: sums of terms for two results", "[kernels]") {
+  if (!detail::has_matrix_unit()) return;  // nobody calls it then
+  constexpr int64_t m = 100, n[] = {70, 9};
+  const std::array<int64_t, 3> rows = {44, 64, 7};
+  for (const float spoilt : {1.0F, std::numeric_limits<float>::infinity(), 1e-30F}) {
+    CAPTURE(spoilt);
+    std::vector<std::vector<float>> a, b[2];
+    for (size_t t = 0; t < 3; ++t) {
+      a.push_back(random_values<float>(rows[t] * m, 10 + t));
+      for (float& v : a.back()) v *= spoilt == 1e-30F ? spoilt : 1;  // too small for the unit
+      for (size_t i = 0; i < 2; ++i) b[i].push_back(random_values<float>(rows[t] * n[i], 20 + 3 * i + t));
+    }
+    if (spoilt > 1) a[1][5 * m + 40] = spoilt;  // row 40 of the results
+    std::vector<kernels::cpu::SplitTerms> terms;
+    for (size_t t = 0; t < 3; ++t) terms.push_back({a[t].data(), {t == 2 ? nullptr : b[0][t].data(), b[1][t].data()}, rows[t]});
+    std::vector<float> c[2];
+    for (size_t i = 0; i < 2; ++i) c[i] = random_values<float>(m * n[i], 30 + i);
+    const std::vector<float> start[2] = {c[0], c[1]};
+    const std::array<kernels::cpu::SplitSums, 2> results{{{n[0], 0.5F, c[0].data()}, {n[1], 0, c[1].data()}}};
+    kernels::cpu::split_sums(1, 4, terms, m, results);
+    for (size_t i = 0; i < 2; ++i)
+      for (int64_t r = 0; r < m; ++r)
+        for (int64_t j = 0; j < n[i]; ++j) {
+          const size_t at = static_cast<size_t>(r * n[i] + j);
+          double sum = i == 0 ? 0.5 * static_cast<double>(start[0][at]) : 0, size = std::abs(sum);
+          for (size_t t = 0; t < (i == 0 ? 2U : 3U); ++t)
+            for (int64_t p = 0; p < rows[t]; ++p) {
+              const double term =
+                  static_cast<double>(a[t][static_cast<size_t>(p * m + r)]) * static_cast<double>(b[i][t][static_cast<size_t>(p * n[i] + j)]);
+              sum += term, size += std::abs(term);
+            }
+          const bool right = r < 32               ? c[i][at] == start[i][at]
+                             : std::isfinite(sum) ? std::abs(static_cast<double>(c[i][at]) - sum) <= 16 * unit * size
+                                                  : static_cast<double>(c[i][at]) == sum;
+          if (!right) FAIL("result " << i << " [" << r << ", " << j << "]: " << c[i][at] << ", expected " << sum);
+        }
+    CHECK(c[0] != start[0]);
+  }
+}

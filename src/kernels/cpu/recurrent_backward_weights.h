@@ -45,7 +45,8 @@ class WeightProducts {
   }
   Range blocks(int64_t part) const { return blocks_[part]; }
 
-  /// Panels of sums (on the processor's matrix unit blocks of 32 rows), those of one part after the other's: a part's, and a member's share of all.
+  /// Panels of sums (on the processor's matrix unit blocks of as many rows), those of one part after the other's: a part's, and a member's share of
+  /// all.
   Range units(int64_t part) const { return {part * units_of_part(), (part + 1) * units_of_part()}; }
   Range units(const detail::Team& team) const {
     const int64_t all = kParts * units_of_part();
@@ -76,7 +77,7 @@ class WeightProducts {
  private:
   static constexpr int64_t kParts = 2, kDepth = 256;
   static int64_t panels(int64_t columns) { return (columns + kPanel<T> - 1) / kPanel<T>; }
-  int64_t units_of_part() const { return on_unit_ ? (w_.spec.width() + 31) / 32 : hidden_panels_ + input_panels_; }
+  int64_t units_of_part() const { return on_unit_ ? panels(w_.spec.width()) : hidden_panels_ + input_panels_; }
 
   void add_hidden(Range steps, int64_t part, int64_t panel) const {
     const int64_t hidden = w_.spec.hidden;
