@@ -2,10 +2,10 @@
 // they are few, blocks of rows) are shared out among threads; within one, tiles of C stay in registers over all of k.
 
 #include <algorithm>
-#include <new>
 
 #include <lamina/core/parallel.h>
 #include "kernels/cpu/gemm_own.h"
+#include "kernels/cpu/scratch.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/gemm_packed.cpp"
@@ -65,11 +65,8 @@ namespace cpu {
 
 template <class T, class Pack>
 Packed<T> packed(int64_t k, int64_t n, Pack&& pack) {
-  constexpr std::align_val_t alignment{128};  // a panel's row is two cache lines
-  const int64_t size = (n + kPanel<T> - 1) / kPanel<T> * kPanel<T> * k;
-  T* data = static_cast<T*>(::operator new(static_cast<size_t>(size) * sizeof(T), alignment));
-  Packed<T> result{.k = k, .n = n, .data = std::shared_ptr<T>(data, [](T* p) { ::operator delete(p, alignment); })};
-  pack(data);
+  Packed<T> result{.k = k, .n = n, .data = shared_scratch<T>((n + kPanel<T> - 1) / kPanel<T> * kPanel<T> * k)};
+  pack(result.data.get());
   return result;
 }
 

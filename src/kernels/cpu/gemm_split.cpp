@@ -1,7 +1,6 @@
 #include "kernels/cpu/gemm_split.h"
 
 #include <algorithm>
-#include <new>
 #include <optional>
 
 #include <lamina/core/parallel.h>
@@ -231,14 +230,12 @@ void add_split(const Matrix<float>& b, Packed<float>& packed) {
   if (!lamina::detail::has_matrix_unit()) return;
   const Operand columns{b.data, b.ld, packed.n, b.transposed};
   const int64_t count = blocks_of(packed.n), size = steps_of(packed.k) * kStepSize;
-  constexpr std::align_val_t alignment{64};
-  Bf16* const blocks = static_cast<Bf16*>(::operator new(static_cast<size_t>(count * size) * sizeof(Bf16), alignment));
-  const std::shared_ptr<const Bf16> owner{blocks, [](const Bf16* p) { ::operator delete(const_cast<Bf16*>(p), alignment); }};
+  const std::shared_ptr<Bf16> blocks = shared_scratch<Bf16>(count * size);
   Largest largest;
   parallel_for(count, std::max<int64_t>(1, (1 << 15) / (kBlock * std::max<int64_t>(1, packed.k))), [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) largest.take(pack(columns, block * kBlock, 0, packed.k, true, blocks + block * size));
+    for (int64_t block = begin; block < end; ++block) largest.take(pack(columns, block * kBlock, 0, packed.k, true, blocks.get() + block * size));
   });
-  if (fit(largest.value(), largest.value())) packed.split = owner;
+  if (fit(largest.value(), largest.value())) packed.split = blocks;
 }
 
 void split_product(int64_t rows, int64_t begin, int64_t end, std::span<const SplitFactors> factors, float beta, float* c, int64_t ldc,

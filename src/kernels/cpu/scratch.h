@@ -4,6 +4,7 @@
 #include <lamina/core/device.h>
 
 #include <cstdint>
+#include <memory>
 
 #include "core/memory_pool.h"
 
@@ -25,5 +26,12 @@ class Scratch {
   int64_t bytes_;
   T* data_;
 };
+
+/// The same, kept as long as somebody has it.
+template <class T>
+std::shared_ptr<T> shared_scratch(int64_t count) {
+  const auto scratch = std::make_shared<Scratch<T>>(count);
+  return {scratch, scratch->data()};
+}
 
 }  // namespace lamina::kernels
