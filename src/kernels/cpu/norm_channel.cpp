@@ -167,6 +167,12 @@ void centring_sums(const ChannelNorm& spec, const Piece& p, const T* dy, double*
       spec, p, [&](int64_t start, auto at, auto) HWY_ATTR { return Terms<T, 1>{{at.load(dy + start)}}; }, totals);
 }
 
+// What x - mean is multiplied with. Made anew where it is needed: an array of it would move between the threads' caches.
+template <class T, class Channel>
+HWY_INLINE Vec<T> scale_of(Channel channel, const T* gain, const T* rstd) {
+  return gain ? hn::Mul(channel(gain), channel(rstd)) : channel(rstd);
+}
+
 // The arrays of one channel_backward call.
 //
 // dx = scale (dy - bias_mean - x-hat gain_mean), scale = gain rstd, with the means of dy and dy x-hat over the channel and x-hat = d - offset. The
@@ -177,7 +183,7 @@ struct ChannelBackward {
   const bool given_statistics;
   const T *x, *gain, *mean, *rstd, *dy;
   T *dx, *dgain, *dbias;
-  T *scale, *constant, *gain_mean;  // [channels] each, for the pass that makes dx
+  T *constant, *gain_mean;  // [channels] each, for the pass that makes dx
 
   bool sums_needed() const { return dgain || dbias || !given_statistics; }
   bool centring_alone() const { return !spec.divide && !dgain; }
@@ -216,25 +222,21 @@ struct ChannelBackward {
   void make_dx(Walk walk) const {
     if (given_statistics)
       return walk([&](auto channel) HWY_ATTR {
-        return [dy = dy, dx = dx, s = channel(scale)](int64_t start, auto at)
+        return [dy = dy, dx = dx, s = scale_of<T>(channel, gain, rstd)](int64_t start, auto at)
                    HWY_ATTR { at.store_result(dx + start, hn::Mul(s, at.load(dy + start))); };
       });
     if (!spec.divide)
       return walk([&](auto channel) HWY_ATTR {
-        return [dy = dy, dx = dx, s = channel(scale), k = channel(constant)](int64_t start, auto at)
+        return [dy = dy, dx = dx, s = scale_of<T>(channel, gain, rstd), k = channel(constant)](int64_t start, auto at)
                    HWY_ATTR { at.store_result(dx + start, hn::Mul(s, hn::Add(at.load(dy + start), k))); };
       });
     walk([&](auto channel) HWY_ATTR {
-      return [x = x, dy = dy, dx = dx, m = channel(mean), r = channel(rstd), s = channel(scale), k = channel(constant), g = channel(gain_mean)](
-                 int64_t start, auto at) HWY_ATTR {
+      return [x = x, dy = dy, dx = dx, m = channel(mean), r = channel(rstd), s = scale_of<T>(channel, gain, rstd), k = channel(constant),
+              g = channel(gain_mean)](int64_t start, auto at) HWY_ATTR {
         const Vec<T> d = hn::Mul(hn::Sub(at.load(x + start), m), r);
         at.store_result(dx + start, hn::Mul(s, hn::NegMulAdd(d, g, hn::Add(at.load(dy + start), k))));
       };
     });
-  }
-
-  void find_scale(int64_t first, int64_t last) const {
-    for (int64_t c = first; c < last; ++c) scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
   }
 
   void all() const {
@@ -245,12 +247,9 @@ struct ChannelBackward {
     };
     const auto done = [&](const Piece& p, double* totals) {
       if (sums_needed()) finish(p, totals);
-      find_scale(p.c, p.c + p.width);
       if (both_passes) make_dx([&](auto f) { for_each_in_channel<T>(spec, p.c, f); });
     };
-    if (!sums_needed() && cut.groups > 1)
-      find_scale(0, spec.channels);
-    else
+    if (sums_needed() || both_passes)
       centring_alone() ? for_each_block<1>(spec, cut, sum_piece, done) : for_each_block<3>(spec, cut, sum_piece, done);
     if (dx && !both_passes) make_dx([&](auto f) { for_each_element<T>(spec, cut, dx, f); });
   }
@@ -278,14 +277,9 @@ struct CpuChannelNorm final : ChannelNormPart<T> {
 
   void forward(const ChannelNorm& spec, const T* x, const T* mean, const T* shift, const T* rstd, const T* gain, const T* bias, T* y) const override {
     if (empty(spec)) return;
-    const Scratch<T> arrays(2 * spec.channels);
-    T *const scale = arrays.data(), *const constant = scale + spec.channels;
-    for (int64_t c = 0; c < spec.channels; ++c) {
-      scale[c] = gain ? gain[c] * rstd[c] : rstd[c];
-      constant[c] = (bias ? bias[c] : T{0}) - (shift ? shift[c] * scale[c] : T{0});
-    }
     const auto f = [&](auto channel) HWY_ATTR {
-      return [=, m = channel(mean), s = channel(scale), k = channel(constant)](int64_t start, auto at)
+      const Vec<T> s = scale_of<T>(channel, gain, rstd), b = bias ? channel(bias) : zero<T>(), k = shift ? hn::NegMulAdd(channel(shift), s, b) : b;
+      return [x, y, m = channel(mean), s, k](int64_t start, auto at)
                  HWY_ATTR { at.store_result(y + start, hn::MulAdd(hn::Sub(at.load(x + start), m), s, k)); };
     };
     const ChannelNorm shape = flat(spec);
@@ -299,10 +293,10 @@ struct CpuChannelNorm final : ChannelNormPart<T> {
   void backward(const ChannelNorm& spec, bool given_statistics, const T* x, const T* gain, const T* mean, const T* rstd, const T* dy, T* dx, T* dgain,
                 T* dbias) const override {
     if (!empty(spec)) {
-      const Scratch<T> arrays(3 * spec.channels);
-      T *const scale = arrays.data(), *const constant = scale + spec.channels, *const gain_mean = constant + spec.channels;
+      const Scratch<T> arrays(2 * spec.channels);
+      T *const constant = arrays.data(), *const gain_mean = constant + spec.channels;
       const ChannelNorm shape = flat(spec);
-      return ChannelBackward<T>{shape, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias, scale, constant, gain_mean}.all();
+      return ChannelBackward<T>{shape, given_statistics, x, gain, mean, rstd, dy, dx, dgain, dbias, constant, gain_mean}.all();
     }
     if (dgain) std::fill(dgain, dgain + spec.channels, T{0});
     if (dbias) std::fill(dbias, dbias + spec.channels, T{0});
