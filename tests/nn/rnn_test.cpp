@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include <lamina/autograd/graph.h>
+#include <lamina/core/memory.h>
+#include <lamina/core/parallel.h>
 #include <lamina/ops/elementwise.h>
 #include <lamina/ops/matmul.h>
 #include <lamina/ops/norm.h>
@@ -363,4 +365,32 @@ TEST_CASE("recurrent layers learn to remember: the sum of signs over ten steps")
     INFO(model.layer.describe());
     CHECK(last < 0.5 * first);
   }
+}
+
+TEST_CASE("a recurrent layer that runs out of memory, wherever that is, throws and works again with more") {
+  const int threads = num_threads();
+  set_num_threads(2);
+  nn::LSTM lstm({.input = 40, .hidden = 64, .norm = "layer"});
+  lstm.init(1);
+  Rng rng(2);
+  const Tensor x = randn({4, 64, 40}, rng), dy = randn({4, 64, 64}, rng);
+  int failures = 0;
+  bool done = false;
+  for (int64_t room = 0; !done; room += 40000) {
+    REQUIRE(room < (int64_t{1} << 26));
+    lstm.zero_grad();
+    release_cached_memory();
+    set_memory_limit(memory_stats().current_bytes + room);
+    try {
+      lstm(x).y.backward(dy);
+      done = true;
+    } catch (const Error& error) {
+      CHECK_THAT(error.what(), contains("out of memory"));
+      ++failures;
+    }
+    set_memory_limit(0);
+  }
+  CHECK(failures > 20);
+  CHECK(max(abs(lstm.parameters()[0]->grad())).item() > 0);
+  set_num_threads(threads);
 }

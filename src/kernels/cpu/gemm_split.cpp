@@ -1,6 +1,9 @@
 #include "kernels/cpu/gemm_split.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <optional>
 
 #include <lamina/core/parallel.h>
@@ -18,6 +21,25 @@ namespace {
 
 // Bytes of the operand that is packed for all, at a time: with the other one's block they fit in a core's second cache.
 constexpr int64_t kShared = 1200 << 10;
+
+/// A thread's own memory for tiles, which stays for its next call: within a team that walks a sequence nothing may throw, so it is not the pool's,
+/// whose limit may be reached. `slot`: what is in use at the same time.
+enum Slot { kRowTiles, kBlockTiles, kFirstSum, kSecondSum, kSlots };
+Bf16* room(Slot slot, int64_t count) {
+  struct Room {
+    std::unique_ptr<Bf16[], void (*)(void*)> data{nullptr, std::free};
+    int64_t count = 0;
+  };
+  static thread_local Room rooms[kSlots];
+  Room& of = rooms[slot];
+  if (of.count < count) {
+    const size_t bytes = (static_cast<size_t>(count) * sizeof(Bf16) + 63) / 64 * 64;
+    of.data.reset(static_cast<Bf16*>(std::aligned_alloc(64, bytes)));
+    of.count = of.data ? count : 0;
+    if (!of.data) throw std::bad_alloc();
+  }
+  return of.data.get();
+}
 
 /// One product. The smaller operand is packed for all threads, a group of its blocks at a time; blocks of the other one are shared out, and each is
 /// packed by the thread that multiplies it with the whole group.
@@ -173,8 +195,12 @@ class PackedRows {
 class SumsOfTerms {
  public:
   SumsOfTerms(size_t which, std::span<const SplitTerms> terms, const SplitSums& result, int64_t block_size)
-      : which_(which), terms_(terms), result_(result), block_size_(block_size), packed_(blocks_of(result.n) * block_size) {
-    Bf16* to = packed_.data();
+      : which_(which),
+        terms_(terms),
+        result_(result),
+        block_size_(block_size),
+        packed_(room(which == 0 ? kFirstSum : kSecondSum, blocks_of(result.n) * block_size)) {
+    Bf16* to = packed_;
     for (int64_t j = 0; j < result.n; j += kBlock)
       for (const SplitTerms& t : terms) {
         const int64_t size = steps_of(t.rows) * kStepSize;
@@ -193,7 +219,7 @@ class SumsOfTerms {
     if (!fit(largest_a, largest_)) return in_f32(i, m, rows, c);
     for (int64_t j = 0; j < result_.n; j += kBlock) {
       alignas(64) float sums[kBlock * kBlock];
-      multiply(block_size_ / kStepSize, packed_.data() + j / kBlock * block_size_, a, false, sums);
+      multiply(block_size_ / kStepSize, packed_ + j / kBlock * block_size_, a, false, sums);
       turn_block(sums);
       put(sums, rows, std::min(kBlock, result_.n - j), result_.beta, c + j, result_.n, nullptr);
     }
@@ -213,7 +239,7 @@ class SumsOfTerms {
   std::span<const SplitTerms> terms_;
   SplitSums result_;
   int64_t block_size_;
-  Scratch<Bf16> packed_;
+  Bf16* packed_;
   uint32_t largest_ = 0;
 };
 
@@ -242,11 +268,11 @@ void split_product(int64_t rows, int64_t begin, int64_t end, std::span<const Spl
                    const float* bias) {
   int64_t size = 0;
   for (const SplitFactors& f : factors) size += PackedRows::size_of(f);
-  const Scratch<Bf16> tiles(size);
+  Bf16* const tiles = room(kRowTiles, size);
   const TileRegisters registers;
   for (int64_t i = 0; i < rows; i += kBlock) {
     const int64_t count = std::min(kBlock, rows - i);
-    const PackedRows packed(i, count, factors, tiles.data());
+    const PackedRows packed(i, count, factors, tiles);
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t j = panel * kBlock;
       alignas(64) float sums[kBlock * kBlock];
@@ -262,17 +288,17 @@ void split_sums(int64_t begin, int64_t end, std::span<const SplitTerms> terms, i
   std::optional<SumsOfTerms> sums[2];
   for (size_t i = 0; i < 2; ++i)
     if (results[i].c) sums[i].emplace(i, terms, results[i], block_size);
-  const Scratch<Bf16> packed(block_size);
+  Bf16* const packed = room(kBlockTiles, block_size);
   const TileRegisters registers;
   for (int64_t block = begin; block < end; ++block) {
     uint32_t largest = 0;
-    Bf16* to = packed.data();
+    Bf16* to = packed;
     for (const SplitTerms& t : terms) {
       largest = std::max(largest, pack({t.a, m, m, false}, block * kBlock, 0, t.rows, true, to));
       to += steps_of(t.rows) * kStepSize;
     }
     for (const std::optional<SumsOfTerms>& of : sums)
-      if (of) of->put_rows(block * kBlock, m, packed.data(), largest);
+      if (of) of->put_rows(block * kBlock, m, packed, largest);
   }
 }
 
