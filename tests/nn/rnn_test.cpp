@@ -5,7 +5,6 @@
 
 #include <lamina/autograd/graph.h>
 #include <lamina/core/memory.h>
-#include <lamina/core/parallel.h>
 #include <lamina/ops/elementwise.h>
 #include <lamina/ops/matmul.h>
 #include <lamina/ops/norm.h>
@@ -14,6 +13,7 @@
 
 #include "nn/rnn_support.h"
 #include "support/random.h"
+#include "support/threads.h"
 
 using namespace lamina;
 using namespace lamina::test;
@@ -368,8 +368,7 @@ TEST_CASE("recurrent layers learn to remember: the sum of signs over ten steps")
 }
 
 TEST_CASE("a recurrent layer that runs out of memory, wherever that is, throws and works again with more") {
-  const int threads = num_threads();
-  set_num_threads(2);
+  const Threads threads(2);
   nn::LSTM lstm({.input = 40, .hidden = 64, .norm = "layer"});
   lstm.init(1);
   Rng rng(2);
@@ -392,5 +391,4 @@ TEST_CASE("a recurrent layer that runs out of memory, wherever that is, throws a
   }
   CHECK(failures > 20);
   CHECK(max(abs(lstm.parameters()[0]->grad())).item() > 0);
-  set_num_threads(threads);
 }
