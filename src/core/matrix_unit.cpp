@@ -2,7 +2,7 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
+#include <string_view>
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
@@ -26,8 +26,9 @@ bool is_there() {
 }
 
 bool wanted() {
-  const char* const wish = std::getenv("LAMINA_MATRIX_UNIT");
-  return !wish || std::strcmp(wish, "0") != 0;
+  const char* const value = std::getenv("LAMINA_MATRIX_UNIT");
+  const std::string_view wish = value ? value : "";
+  return wish != "0" && wish != "off" && wish != "false" && wish != "no";
 }
 
 std::atomic<bool>& in_use() {

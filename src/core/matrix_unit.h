@@ -3,7 +3,7 @@
 
 namespace lamina::detail {
 
-/// Whether there is such a unit, the system lets this process use it, and the environment has no LAMINA_MATRIX_UNIT=0.
+/// Whether there is such a unit, the system lets this process use it, and the environment has no LAMINA_MATRIX_UNIT=0 (or off, false, no).
 bool has_matrix_unit();
 
 /// For tests: overrides the environment. Without effect where there is no unit.

@@ -119,26 +119,29 @@ TEST_CASE("matrix unit: operands of several groups and stretches", "[kernels]") 
 
 TEST_CASE("matrix unit: infinities and NaN stay in their rows and columns", "[kernels]") {
   const float inf = std::numeric_limits<float>::infinity();
-  for (int layout = 0; layout < 4; ++layout)
-    for (const float value : {inf, -inf, static_cast<float>(not_a_number), std::numeric_limits<float>::max(), 1e30F})
-      for (const bool in_a : {true, false}) {
-        CAPTURE(layout, value, in_a);
-        Operands of(70, 130, 90, layout);
-        const std::vector<float> before = of.split();
-        (in_a ? of.a_at(41, 7) : of.b_at(7, 101)) = value;
-        const std::vector<float> after = of.split(), plain = of.in_f32();
-        bool same = true, close = true;
-        for (size_t i = 0; i < after.size(); ++i) {
-          const bool touched = in_a ? i / 130 == 41 : i % 130 == 101;
-          const double scale = touched && std::isfinite(plain[i]) ? std::abs(static_cast<double>(plain[i])) : 1;
-          same = same && std::isnan(after[i]) == std::isnan(plain[i]) && std::isinf(after[i]) == std::isinf(plain[i]);
-          if (std::isfinite(plain[i]))
-            close = close && std::abs(static_cast<double>(after[i]) - static_cast<double>(plain[i])) <= 1e-4 * std::max(1.0, scale);
-          if (!touched) close = close && std::abs(static_cast<double>(after[i]) - static_cast<double>(before[i])) < 1e-4;
+  for (const auto& [m, n, k] : std::vector<std::array<int64_t, 3>>{{70, 130, 90}, {50, 40, 1300}})  // at the end of a second stretch
+    for (int layout = 0; layout < 4; ++layout)
+      for (const float value : {inf, -inf, static_cast<float>(not_a_number), std::numeric_limits<float>::max(), 1e30F})
+        for (const bool in_a : {true, false}) {
+          CAPTURE(m, n, k, layout, value, in_a);
+          Operands of(m, n, k, layout);
+          const std::vector<float> before = of.split();
+          const int64_t row = 41, column = n - 29;
+          (in_a ? of.a_at(row, k - 7) : of.b_at(k - 7, column)) = value;
+          const std::vector<float> after = of.split(), plain = of.in_f32();
+          bool same = true, close = true;
+          for (int64_t i = 0; i < m * n; ++i) {
+            const auto at = static_cast<size_t>(i);
+            const bool touched = in_a ? i / n == row : i % n == column;
+            const double scale = touched && std::isfinite(plain[at]) ? std::abs(static_cast<double>(plain[at])) : 1;
+            same = same && std::isnan(after[at]) == std::isnan(plain[at]) && std::isinf(after[at]) == std::isinf(plain[at]);
+            if (std::isfinite(plain[at]))
+              close = close && std::abs(static_cast<double>(after[at]) - static_cast<double>(plain[at])) <= 1e-4 * std::max(1.0, scale);
+            if (!touched) close = close && std::abs(static_cast<double>(after[at]) - static_cast<double>(before[at])) < 1e-4;
+          }
+          CHECK(same);
+          CHECK(close);
         }
-        CHECK(same);
-        CHECK(close);
-      }
 }
 
 TEST_CASE("matrix unit: operands of any size keep their digits", "[kernels]") {
@@ -192,6 +195,22 @@ TEST_CASE("matrix unit: the same bits for every thread count", "[kernels]") {
       CHECK(same_bits(c, one));
     }
   }
+}
+
+TEST_CASE("matrix unit: many rows that are not for it, of a packed product", "[kernels]") {
+  if (!detail::has_matrix_unit()) return;  // nobody calls it then
+  constexpr int64_t rows = 45, n = 70, k = 60;
+  Operands of(rows, n, k, 0);
+  for (int64_t i = 0; i < rows; ++i)
+    if (i % 3 != 1) of.a_at(i, i % k) = 0x1p61F;
+  Packed<float> packed = kernels::cpu::pack_panels(k, n, of.view_b());
+  kernels::cpu::add_split(of.view_b(), packed);
+  REQUIRE(packed.split);
+  std::vector<float> c(rows * n);
+  const kernels::cpu::SplitFactors factors[] = {{of.a.data(), k, &packed}};
+  kernels::cpu::split_product(rows, 0, 3, factors, 0, c.data(), n, nullptr);
+  const auto [sums, sizes] = of.exact();
+  CHECK(errors(c, sums, sizes).largest < 16 * unit);
 }
 
 TEST_CASE("matrix unit: packed operands, rows alone or beside others", "[kernels]") {

@@ -1,6 +1,7 @@
 #include "kernels/cpu/gemm_split.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -21,6 +22,8 @@ namespace {
 
 // Bytes of the operand that is packed for all, at a time: with the other one's block they fit in a core's second cache.
 constexpr int64_t kShared = 1200 << 10;
+
+static_assert(kPanel<float> == kBlock);
 
 /// A thread's own memory for tiles, which stays for its next call: within a team that walks a sequence nothing may throw, so it is not the pool's,
 /// whose limit may be reached. `slot`: what is in use at the same time.
@@ -88,6 +91,7 @@ class Product {
         largest.take(pack(shared(), (first + block) * kBlock, top, end, as_b(rows_are_shared_), packed + block * block_size));
       }
     });
+    if (!may_fit(largest.value())) return in_f32(0, blocks_of(streamed().count), first, last, top, end);
     parallel_for(blocks_of(streamed().count), std::max<int64_t>(1, (1 << 21) / (work * (last - first))), [&](int64_t begin, int64_t stop) {
       const TileRegisters registers;
       const Scratch<Bf16> packed_here(block_size);
@@ -95,7 +99,7 @@ class Product {
       const bool mine_is_b = as_b(!rows_are_shared_);
       for (int64_t block = begin; block < stop; ++block) {
         if (!fit(pack(streamed(), block * kBlock, top, end, mine_is_b, mine), largest.value())) {
-          in_f32(block, first, last, top, end);
+          in_f32(block, block + 1, first, last, top, end);
           continue;
         }
         for (int64_t other = first; other < last; ++other) {
@@ -118,14 +122,14 @@ class Product {
         bias_ && top == 0 ? bias_ + j * kBlock : nullptr);
   }
 
-  /// What the unit cannot compute: a streamed block times a group.
-  void in_f32(int64_t block, int64_t first, int64_t last, int64_t top, int64_t end) const {
+  /// What the unit cannot compute: streamed blocks times a group.
+  void in_f32(int64_t block, int64_t stop, int64_t first, int64_t last, int64_t top, int64_t end) const {
     const auto count = [&](const Operand& o, int64_t from, int64_t to) { return std::min(to * kBlock, o.count) - from * kBlock; };
-    const int64_t i = rows_are_shared_ ? first : block, i_end = rows_are_shared_ ? last : block + 1;
-    const int64_t j = rows_are_shared_ ? block : first, j_end = rows_are_shared_ ? block + 1 : last;
+    const int64_t i = rows_are_shared_ ? first : block, i_end = rows_are_shared_ ? last : stop;
+    const int64_t j = rows_are_shared_ ? block : first, j_end = rows_are_shared_ ? stop : last;
     const Matrix<float> a{rows_.at(i * kBlock, top), a_.ld, a_.transposed}, b{columns_.at(j * kBlock, top), b_.ld, b_.transposed};
-    own_gemm(count(rows_, i, i_end), count(columns_, j, j_end), end - top, a, b, top == 0 ? beta_ : 1.0F, c_ + i * kBlock * ldc_ + j * kBlock, ldc_,
-             bias_ && top == 0 ? bias_ + j * kBlock : nullptr);
+    blocked_gemm(count(rows_, i, i_end), count(columns_, j, j_end), end - top, a, b, top == 0 ? beta_ : 1.0F, c_ + i * kBlock * ldc_ + j * kBlock,
+                 ldc_, bias_ && top == 0 ? bias_ + j * kBlock : nullptr);
   }
 
   int64_t k_;
@@ -137,19 +141,6 @@ class Product {
   Operand rows_, columns_;
   bool exchanged_, rows_are_shared_;
 };
-
-/// Row i of the factors' products' sum, for a panel: 32 numbers.
-void row_in_f32(std::span<const SplitFactors> factors, int64_t i, int64_t panel, float* sums) {
-  __m512 left = _mm512_setzero_ps(), right = left;
-  for (const SplitFactors& f : factors) {
-    const float *const a = f.a + i * f.lda, *b = f.b->data.get() + panel * kPanel<float> * f.b->k;
-    for (int64_t p = 0; p < f.b->k; ++p, b += kPanel<float>) {
-      left = _mm512_fmadd_ps(_mm512_set1_ps(a[p]), _mm512_loadu_ps(b), left);
-      right = _mm512_fmadd_ps(_mm512_set1_ps(a[p]), _mm512_loadu_ps(b + 16), right);
-    }
-  }
-  _mm512_storeu_ps(sums, left), _mm512_storeu_ps(sums + 16, right);
-}
 
 /// Some rows, up to 32, of a product with packed operands.
 class PackedRows {
@@ -173,11 +164,27 @@ class PackedRows {
       multiply(steps_of(f.b->k), from, f.b->split.get() + panel * size_of(f), from != tiles_, sums);
       from += size_of(f);
     }
-    for (int64_t i = 0; large_ != 0 && i < count_; ++i)
-      if (large_ >> i & 1U) row_in_f32(factors_, first_ + i, panel, sums + i * kBlock);
+    for (uint32_t rows = large_; rows != 0;) rows_in_f32(rows, panel, sums);
   }
 
  private:
+  /// Some of `rows`, which are taken away from it.
+  void rows_in_f32(uint32_t& rows, int64_t panel, float* sums) const {
+    int64_t row[kRowsInF32];
+    float* of_row[kRowsInF32];
+    for (int i = 0; i < kRowsInF32; ++i) {
+      row[i] = rows != 0 ? std::countr_zero(rows) : row[i - 1];
+      rows &= rows - 1;
+      of_row[i] = sums + row[i] * kBlock;
+      std::fill_n(of_row[i], kBlock, 0.0F);
+    }
+    for (const SplitFactors& f : factors_) {
+      const float* a[kRowsInF32];
+      for (int i = 0; i < kRowsInF32; ++i) a[i] = f.a + (first_ + row[i]) * f.lda;
+      multiply_in_f32(f.b->k, a, 1, f.b->data.get() + panel * kBlock * f.b->k, kBlock, kBlock, of_row);
+    }
+  }
+
   bool row_is_large(int64_t i) const {
     for (const SplitFactors& f : factors_)
       for (int64_t p = 0; p < f.b->k; ++p)
@@ -227,11 +234,21 @@ class SumsOfTerms {
 
  private:
   void in_f32(int64_t i, int64_t m, int64_t rows, float* c) const {
-    float beta = result_.beta;
-    for (const SplitTerms& t : terms_) {
-      const float* const b = t.b[which_];
-      own_gemm<float>(rows, result_.n, b ? t.rows : 0, {t.a + i, m, true}, {b, result_.n, false}, beta, c, result_.n, nullptr);
-      beta = 1;
+    for (int64_t j = 0; j < result_.n; j += kBlock) {
+      const int64_t columns = std::min(kBlock, result_.n - j);
+      alignas(64) float sums[kBlock * kBlock] = {};
+      for (int64_t r = 0; r < rows; r += kRowsInF32)
+        for (const SplitTerms& t : terms_) {
+          const float* a[kRowsInF32];
+          float* of_row[kRowsInF32];
+          for (int64_t k = 0; k < kRowsInF32; ++k) {
+            const int64_t row = std::min(r + k, rows - 1);
+            a[k] = t.a + i + row;
+            of_row[k] = sums + row * kBlock;
+          }
+          if (const float* const b = t.b[which_]) multiply_in_f32(t.rows, a, m, b + j, result_.n, columns, of_row);
+        }
+      put(sums, rows, columns, result_.beta, c + j, result_.n, nullptr);
     }
   }
 

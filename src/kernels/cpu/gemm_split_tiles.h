@@ -98,6 +98,26 @@ HWY_NOINLINE void multiply(int64_t steps, const Bf16* a, const Bf16* b, bool add
   _tile_stored(3, sums + 16 * kBlock + 16, row);
 }
 
+__mmask16 first(int64_t count) { return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1); }
+
+/// For what the unit cannot multiply: up to 8 rows of sums, 32 numbers each, grow by A B in f32, in the order of the depth. Number p of row i of A is
+/// a[i][p * step], and row p of B begins at b + p * ldb. Rows may be given twice.
+constexpr int kRowsInF32 = 8;
+HWY_NOINLINE void multiply_in_f32(int64_t depth, const float* const (&a)[kRowsInF32], int64_t step, const float* b, int64_t ldb, int64_t columns,
+                                  float* const (&sums)[kRowsInF32]) {
+  const __mmask16 left = first(columns), right = first(columns - 16);
+  __m512 sum[kRowsInF32][2];
+  for (int i = 0; i < kRowsInF32; ++i) sum[i][0] = _mm512_loadu_ps(sums[i]), sum[i][1] = _mm512_loadu_ps(sums[i] + 16);
+  for (int64_t p = 0; p < depth; ++p, b += ldb) {
+    const __m512 b_left = _mm512_maskz_loadu_ps(left, b), b_right = _mm512_maskz_loadu_ps(right, right ? b + 16 : b);
+    for (int i = 0; i < kRowsInF32; ++i) {
+      const __m512 factor = _mm512_set1_ps(a[i][p * step]);
+      sum[i][0] = _mm512_fmadd_ps(factor, b_left, sum[i][0]), sum[i][1] = _mm512_fmadd_ps(factor, b_right, sum[i][1]);
+    }
+  }
+  for (int i = 0; i < kRowsInF32; ++i) _mm512_storeu_ps(sums[i], sum[i][0]), _mm512_storeu_ps(sums[i] + 16, sum[i][1]);
+}
+
 /// Transposes 16x16 numbers of 32 bits, whose lines are `ld` apart, where they stand.
 void turn(uint32_t* tile, int64_t ld) {
   __m512i x[16], y[16];
@@ -128,8 +148,6 @@ struct Operand {
 
   const float* at(int64_t i, int64_t p) const { return along ? data + i * ld + p : data + p * ld + i; }
 };
-
-__mmask16 first(int64_t count) { return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1 << count) - 1); }
 
 /// Takes from x its leading 8 bits, rounded to the nearest.
 __m512i take(__m512& x) {
@@ -197,6 +215,9 @@ bool fit(uint32_t a, uint32_t b) {
   if (std::max(a, b) >= kTooLarge) return false;
   return std::min(a, b) == 0 || (std::min(a, b) >= bits_of_power(-90) && int64_t{a >> 23} + int64_t{b >> 23} >= 2 * 127 - 80);
 }
+
+/// Whether one of them fits at least some others than zeros.
+bool may_fit(uint32_t a) { return fit(a, kTooLarge - 1); }
 
 /// rows x columns of C (+)= sums [32,32], as GemmKernels::gemm says.
 void put(const float* sums, int64_t rows, int64_t columns, float beta, float* c, int64_t ldc, const float* bias) {
