@@ -49,6 +49,7 @@ struct Mismatch {
 class Checker {
  public:
   Checker(const Function& fn, std::vector<Tensor> inputs, const GradcheckOptions& options) : fn_(fn), inputs_(std::move(inputs)), options_(options) {
+    if (!grad_enabled()) fail("gradcheck", "expected a call where gradients are recorded, got one under NoGrad");
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (inputs_[i].dtype() != DType::f64) fail("gradcheck", "{}: expected f64, got {}", name(i), inputs_[i].dtype());
       inputs_[i] = inputs_[i].clone();  // the caller's tensors stay as they are

@@ -145,7 +145,11 @@ TEST_CASE("gradcheck samples large inputs and leaves the caller's tensors alone"
   CHECK_FALSE(large.grad().defined());
 }
 
-TEST_CASE("gradcheck works in f64 only", "[gradcheck]") {
+TEST_CASE("gradcheck works where gradients are recorded, in f64 only", "[gradcheck]") {
+  {
+    const NoGrad no_grad;
+    CHECK_THROWS_WITH(gradcheck([](const std::vector<Tensor>& in) { return in[0] * 2.0; }, {input()}), contains("got one under NoGrad"));
+  }
   CHECK_THROWS_WITH(gradcheck([](const std::vector<Tensor>& in) { return in[0] * 2.0; }, {ones({2})}),
                     contains("[gradcheck] input 0: expected f64, got f32"));
   CHECK_THROWS_WITH(gradcheck([](const std::vector<Tensor>& in) { return in[0].cast(DType::f32); }, {input()}),

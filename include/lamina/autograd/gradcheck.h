@@ -30,7 +30,7 @@ struct GradcheckResult {
 /// `fn` maps the inputs (all f64; the leaves among them are made to require gradients) to one tensor. It must be a pure function of their values.
 /// The loss is the inner product of fn's result with a random normal cotangent. Checked as well: two backward passes over one retained graph add up
 /// to twice the gradient, and switching the gradient off for each input in turn leaves the others unchanged.
-/// Throws Error when an input or the result is not f64. Of a layer and its parameters: <lamina/nn/gradcheck.h>.
+/// Throws Error when an input or the result is not f64, and under NoGrad. Of a layer and its parameters: <lamina/nn/gradcheck.h>.
 GradcheckResult gradcheck(const std::function<Tensor(const std::vector<Tensor>&)>& fn, std::vector<Tensor> inputs, GradcheckOptions options = {});
 
 }  // namespace lamina
