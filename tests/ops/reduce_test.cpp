@@ -168,6 +168,9 @@ TEST_CASE("max and min share the gradient among ties, NaN wins", "[ops][reduce]"
   const Tensor bad = tensor<double>({1, not_a_number, 2, inf, -inf, 0}, {2, 3});
   check_close(max(bad, {1}), {not_a_number, inf}, exact);
   check_close(min(bad, {1}), {not_a_number, -inf}, exact);
+  Tensor y = leaf({1, not_a_number, not_a_number, 2, 7, 7}, {2, 3});
+  max(y, {1}).backward(tensor<double>({10, 30}, {2}));
+  check_close(y.grad(), {0, 5, 5, 0, 15, 15}, exact);
   CHECK(argmax(bad, 1).to_vector<int64_t>() == std::vector<int64_t>{1, 0});
   CHECK(argmin(bad, 1).to_vector<int64_t>() == std::vector<int64_t>{1, 1});
   CHECK(argmax(tensor<float>({2, 7, 7, 1}, {4})).item() == 1);

@@ -146,7 +146,7 @@ class Product {
 class PackedRows {
  public:
   PackedRows(int64_t first, int64_t count, std::span<const SplitFactors> factors, Bf16* tiles)
-      : first_(first), count_(count), factors_(factors), tiles_(tiles) {
+      : first_(first), factors_(factors), tiles_(tiles) {
     uint32_t largest = 0;
     for (const SplitFactors& f : factors) {
       largest = std::max(largest, pack({f.a, f.lda, first + count, true}, first, 0, f.b->k, false, tiles));
@@ -192,7 +192,7 @@ class PackedRows {
     return false;
   }
 
-  int64_t first_, count_;
+  int64_t first_;
   std::span<const SplitFactors> factors_;
   Bf16* tiles_;
   uint32_t large_ = 0;  // a bit for each row

@@ -10,7 +10,9 @@
 
 HWY_DIAGNOSTICS(push)  // GCC's own header starts from values that it then warns of
 HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wuninitialized")
+#if HWY_COMPILER_GCC_ACTUAL
 HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
+#endif
 #include <immintrin.h>
 HWY_DIAGNOSTICS(pop)
 
