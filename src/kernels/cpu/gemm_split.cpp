@@ -145,8 +145,7 @@ class Product {
 /// Some rows, up to 32, of a product with packed operands.
 class PackedRows {
  public:
-  PackedRows(int64_t first, int64_t count, std::span<const SplitFactors> factors, Bf16* tiles)
-      : first_(first), factors_(factors), tiles_(tiles) {
+  PackedRows(int64_t first, int64_t count, std::span<const SplitFactors> factors, Bf16* tiles) : first_(first), factors_(factors), tiles_(tiles) {
     uint32_t largest = 0;
     for (const SplitFactors& f : factors) {
       largest = std::max(largest, pack({f.a, f.lda, first + count, true}, first, 0, f.b->k, false, tiles));
