@@ -26,7 +26,8 @@ void add_experiment(CLI::App& app, Options& o, const Program& program) {
         ->type_name("NAME")
         ->check(CLI::IsMember(names));
   }
-  app.add_option("--norms", o.norms, fmt::format("Normalisers: any of {}", fmt::join(nn::norm_names({.features = 1000}), ", ")))
+  app.add_option("--norms", o.norms,
+                 fmt::format("Normalisers: any of {}", fmt::join(nn::norm_names({.features = o.hidden.empty() ? 1000 : o.hidden[0]}), ", ")))
       ->delimiter(',')
       ->group(group)
       ->type_name("LIST");
@@ -157,15 +158,6 @@ void add_machine(CLI::App& app, Options& o) {
       ->transform(cli::whole_at_least(0));
 }
 
-// Throws with the norms that these programs know, where the library's own message lists all there are.
-nn::NormSpec parse_norm(const std::string& text) {
-  try {
-    return nn::NormSpec::parse(text);
-  } catch (const InputError&) {
-    throw InputError(fmt::format("[norm] unknown '{}'; expected one of {}", text, fmt::join(nn::norm_names({.features = 1000}), ", ")));
-  }
-}
-
 // What single options cannot see.
 void check(const Options& o) {
   const auto named = [](const char* option, auto&& parse) {
@@ -176,16 +168,18 @@ void check(const Options& o) {
     }
   };
   if (o.norms.empty() || o.batch_sizes.empty() || o.seeds.empty()) throw InputError("--norms, --batch-sizes, --seeds: expected at least one of each");
-  cli::require_distinct("--norms", o.norms);
   cli::require_distinct("--batch-sizes", o.batch_sizes);
   cli::require_distinct("--seeds", o.seeds);
   std::vector<int64_t> widths = o.hidden;
   if (o.norm_output) widths.push_back(classes);
+  std::vector<std::string> norms;
   for (const std::string& norm : o.norms)
     named("--norms", [&] {
-      const nn::NormSpec spec = parse_norm(norm);
+      const nn::NormSpec spec = nn::NormSpec::parse(norm, nn::norm_names({.features = widths.empty() ? classes : widths[0]}));
+      norms.push_back(spec.str());
       for (const int64_t width : widths) nn::make_norm(spec, {.builder = "mlp", .features = width});
     });
+  cli::require_distinct("--norms", norms);
   for (const Cell& cell : grid(o))
     if (nn::NormSpec(cell.norm).couples_batch() && cell.batch_size == 1)
       throw InputError(fmt::format("--batch-sizes: batch norm needs at least 2 images in a batch, got 1 (leave '{}' out of --norms)", cell.norm));

@@ -66,12 +66,6 @@ Dataset cifar10(const fs::path& dir, Split split) {
   return split == Split::validation ? all.slice(0, validation_size) : all.slice(validation_size, all.size());
 }
 
-fs::path cifar10_dir() {
-  try {
-    return mnist_dir("cifar10");
-  } catch (const InputError& error) {
-    throw InputError(fmt::format("{}; scripts/fetch_data.sh cifar10 gets it", error.what()));
-  }
-}
+fs::path cifar10_dir() { return mnist_dir("cifar10"); }
 
 }  // namespace lamina::data

@@ -73,7 +73,8 @@ fs::path mnist_dir(std::string_view name) {
     for (const fs::path& data : places)
       if (const fs::path dir = found(data); !dir.empty()) return dir;
   }
-  fail_input("mnist", "found no directory {} (set LAMINA_DATA to the directory that holds {})", fmt::join(tried, " or "), name);
+  fail_input(name, "found no directory {} (set LAMINA_DATA to the directory that holds {}; scripts/fetch_data.sh {} gets it)",
+             fmt::join(tried, " or "), name, name);
 }
 
 }  // namespace lamina::data

@@ -28,12 +28,17 @@ void warn_of_single_value(const char* layer, const Module& module, const Shape& 
   if (shape.numel() == 1) warn(layer, fmt::format("{}: normalises one value alone, so it gives {} for any input", module.title(), gives));
 }
 
+void check_shape(const char* layer, const Shape& normalized_shape) {
+  if (normalized_shape.rank() == 0) fail(layer, "normalized_shape: expected at least one axis, got []");
+}
+
 /// Whether all values of a buffer are `value`.
 bool holds_only(const Buffer& buffer, double value) { return !buffer.defined() || max(abs(buffer.tensor() - value)).item() == 0; }
 
 }  // namespace
 
 LayerNorm::LayerNorm(const Shape& normalized_shape, LayerNormOptions options) : shape_(normalized_shape), eps_(options.eps) {
+  check_shape("layer_norm", shape_);
   check_eps("layer_norm", eps_);
   if (options.gain) weight = Parameter(shape_, init::ones());
   if (options.bias) bias = Parameter(shape_, init::zeros());
@@ -51,6 +56,7 @@ std::string LayerNorm::describe() const {
 }
 
 RMSNorm::RMSNorm(const Shape& normalized_shape, RMSNormLayerOptions options) : shape_(normalized_shape), options_(options) {
+  check_shape("rms_norm", shape_);
   check_eps("rms_norm", options.eps.value_or(0));
   if (!(options.partial > 0 && options.partial <= 1)) fail("rms_norm", "partial: expected a value in (0, 1], got {}", options.partial);
   if (options.gain) weight = Parameter(shape_, init::ones());

@@ -81,7 +81,7 @@ std::string objection(const NormSpec& spec, const NormPlace& place) {
 
 }  // namespace
 
-NormSpec NormSpec::parse(const std::string& text) {
+NormSpec NormSpec::parse(const std::string& text, const std::vector<std::string>& names) {
   if (text == "weight" || text == "weight+meanbatch") {
     NormSpec spec;
     spec.weight = true;
@@ -89,7 +89,9 @@ NormSpec NormSpec::parse(const std::string& text) {
     return spec;
   }
   if (const auto spec = parse_activations(text)) return *spec;
-  fail_input("norm", "unknown '{}'; expected one of {}", text, fmt::join(names(), ", "));
+  if (text.starts_with("group:")) fail_input("norm", "'{}': expected group:N with a whole number N of groups, 1 or more", text);
+  if (text.starts_with("prms:")) fail_input("norm", "'{}': expected prms:P with the measured part P of a row, above 0 and at most 1", text);
+  fail_input("norm", "unknown '{}'; expected one of {}", text, fmt::join(names, ", "));
 }
 
 std::vector<std::string> NormSpec::names() {

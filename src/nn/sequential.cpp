@@ -11,9 +11,9 @@ namespace lamina::nn {
 namespace {
 
 /// Whether it takes each feature's mean over the batch off x [N, C].
-bool takes_means_off(Module* module) {
-  if (auto* norm = dynamic_cast<Norm*>(module)) return std::holds_alternative<BatchNorm1d>(norm->layer);
-  return dynamic_cast<BatchNorm1d*>(module) != nullptr;
+bool takes_means_off(const Module* module) {
+  if (const auto* norm = dynamic_cast<const Norm*>(module)) return std::holds_alternative<BatchNorm1d>(norm->layer);
+  return dynamic_cast<const BatchNorm1d*>(module) != nullptr;
 }
 
 }  // namespace
@@ -40,14 +40,22 @@ void Sequential::members(Visitor& v) {
     if (Module* module = layers_[i]->module()) v(std::to_string(i), *module);
 }
 
+Module* Sequential::outer_layer(size_t index, bool last) const {
+  Module* const module = layers_[index]->module();
+  const auto* nested = dynamic_cast<Sequential*>(module);
+  if (!nested) return module;
+  return nested->layers_.empty() ? nullptr : nested->outer_layer(last ? nested->layers_.size() - 1 : 0, last);
+}
+
 void Sequential::warn_of_dead_biases() {
   told_of_biases_ = true;
   for (size_t i = 0; i + 1 < layers_.size(); ++i) {
-    const auto* linear = dynamic_cast<Linear*>(layers_[i]->module());
-    if (linear && linear->bias.defined() && !linear->bias.frozen() && takes_means_off(layers_[i + 1]->module()))
+    const auto* linear = dynamic_cast<Linear*>(outer_layer(i, true));
+    const Module* const next = outer_layer(i + 1, false);
+    if (linear && linear->bias.defined() && !linear->bias.frozen() && takes_means_off(next))
       warn("linear",
            fmt::format("{}: its bias does nothing, since {} after it takes every mean off; leave it out: Linear(in, out, {{.bias = false}})",
-                       linear->title(), layers_[i + 1]->module()->title()));
+                       linear->title(), next->title()));
   }
 }
 

@@ -146,6 +146,9 @@ StateDict Module::state_dict() {
   return state;
 }
 
-void Module::load_state_dict(const StateDict& state) { Loader(*this, state).run(); }
+void Module::load_state_dict(const StateDict& state) {
+  Loader(*this, state).run();
+  for (const auto& [path, module] : modules()) module->path_ = path;
+}
 
 }  // namespace lamina::nn

@@ -167,6 +167,8 @@ TEST_CASE("wrong options are refused in one line", "[apps]") {
       {{"--norms", "foo"}, "unknown 'foo'; expected one of none, layer, batch"},
       {{"--norms", "BatchNorm"}, "unknown 'BatchNorm'"},
       {{"--norms", "layer,layer"}, "--norms: layer is named twice"},
+      {{"--norms", "prms:1,rms"}, "--norms: rms is named twice"},
+      {{"--norms", "group:0"}, "--norms: [norm] 'group:0': expected group:N with a whole number"},
       {{"--norms", "layer,instance"},
        "--norms: [mlp] norm: 'instance' needs an axis after the channels, as in [N, C, L], got [N, 8]; expected one of"},
       {{"--norms", "group:4"}, "'group:4' does not divide 6 features into equal groups; expected one of none, layer, batch, meanbatch, group:3, rms"},

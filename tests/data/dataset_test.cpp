@@ -156,7 +156,9 @@ TEST_CASE("mnist_dir: LAMINA_DATA decides where it is set, else the data that co
   {
     const Environment environment(dir.path().string());
     CHECK(data::mnist_dir() == dir / "mnist");
-    CHECK_THROWS_WITH(data::mnist_dir("fashion"), contains("found no directory " + (dir / "fashion").string() + " (set LAMINA_DATA"));
+    CHECK_THROWS_WITH(data::mnist_dir("fashion"),
+                      "[fashion] found no directory " + (dir / "fashion").string() +
+                          " (set LAMINA_DATA to the directory that holds fashion; scripts/fetch_data.sh fashion gets it)");
   }
   const Environment environment("");
   CHECK(data::mnist_dir() == std::filesystem::path(LAMINA_SOURCE_DIR) / "data/mnist");

@@ -139,10 +139,13 @@ TEST_CASE("G08: normalisers by name: one parser, one list") {
   CHECK_THROWS_WITH(nn::NormSpec("foo"),
                     "[norm] unknown 'foo'; expected one of none, layer, batch, meanbatch, instance, group:8, rms, prms:0.0625, weight, "
                     "weight+meanbatch, layer-cell, layer-carry, layer-gates");
-  for (const char* bad :
-       {"",           "BatchNorm", "group",    "group:",   "group:0",   "group:-2",    "group:2.5",    "group:8x",         "group: 8",
-        "prms",       "prms:0",    "prms:1.5", "prms:nan", "prms:-0.1", "prms:half",   "rms:0.5",      "weight+",          "weight+layer",
-        "+meanbatch", "layer ",    "Layer",    "layer-",   "layer-c",   "layer-cells", "layer-carry ", "weight+layer-cell"}) {
+  for (const char* bad : {"group:", "group:0", "group:-2", "group:2.5", "group:8x", "group: 8"})
+    CHECK_THROWS_WITH(nn::NormSpec(bad), std::string("[norm] '") + bad + "': expected group:N with a whole number N of groups, 1 or more");
+  for (const char* bad : {"prms:", "prms:0", "prms:1.5", "prms:nan", "prms:-0.1", "prms:half"})
+    CHECK_THROWS_WITH(nn::NormSpec(bad),
+                      std::string("[norm] '") + bad + "': expected prms:P with the measured part P of a row, above 0 and at most 1");
+  for (const char* bad : {"", "BatchNorm", "group", "prms", "rms:0.5", "weight+", "weight+layer", "+meanbatch", "layer ", "Layer", "layer-",
+                          "layer-c", "layer-cells", "layer-carry ", "weight+layer-cell"}) {
     INFO("'" << bad << "'");
     CHECK_THROWS_WITH(nn::NormSpec(bad), contains(std::string("[norm] unknown '") + bad + "'; expected one of none"));
   }

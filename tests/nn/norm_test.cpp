@@ -27,6 +27,8 @@ TEST_CASE("LayerNorm normalises the trailing axes") {
   CHECK(plane.describe() == "LayerNorm([2, 3], no gain)");
   CHECK(norm.describe() == "LayerNorm(4)");
   CHECK_THROWS_WITH(norm(zeros({2, 5})), contains("[layer_norm]") && contains("[2, 5]"));
+  CHECK_THROWS_WITH(nn::LayerNorm(Shape{}), contains("[layer_norm] normalized_shape: expected at least one axis, got []"));
+  CHECK_THROWS_WITH(nn::RMSNorm(Shape{}), contains("[rms_norm] normalized_shape: expected at least one axis, got []"));
   CHECK_THROWS_WITH(nn::LayerNorm(4, {.eps = -1}), contains("[layer_norm] eps: expected a value >= 0, got -1"));
 }
 

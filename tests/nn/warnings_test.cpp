@@ -95,6 +95,17 @@ TEST_CASE("Warned of: the statistics of training in an evaluation") {
     CHECK_THAT(caught.texts()[0], contains("[batch_norm] 1 (BatchNorm1d(4)): in training mode while no gradients are recorded") &&
                                       contains("call eval() first (to collect statistics: recompute_population_statistics)"));
   }
+  SECTION("eval() was forgotten after loading") {
+    nn::Sequential loaded(nn::Linear(3, 4, {.bias = false}), nn::BatchNorm1d(4), nn::ReLU(), nn::BatchNorm1d(4));
+    nn::Sequential other(nn::Linear(3, 4, {.bias = false}), nn::BatchNorm1d(4), nn::ReLU(), nn::BatchNorm1d(4));
+    init(other, 1);
+    loaded.load_state_dict(other.state_dict());
+    const NoGrad guard;
+    loaded(x);
+    REQUIRE(caught.texts().size() == 2);
+    CHECK_THAT(caught.texts()[0], contains("[batch_norm] 1 (BatchNorm1d(4)): in training mode"));
+    CHECK_THAT(caught.texts()[1], contains("[batch_norm] 3 (BatchNorm1d(4)): in training mode"));
+  }
   SECTION("what is meant so: no warning") {
     nn::recompute_population_statistics(net, [&] { net(x); });
     nn::initialise_weight_norms(net, [&] { net(x); });
@@ -141,6 +152,13 @@ TEST_CASE("Warned of: a Linear bias that the batch norm after it makes do nothin
     // What remains of the gradient is rounding.
     CHECK(norm_of(net.at<nn::Linear>(0).weight.grad()) > 0.1);
     CHECK(norm_of(net.at<nn::Linear>(0).bias.grad()) < f32_sum);
+  }
+  SECTION("where sequences are nested") {
+    nn::Sequential net(nn::Sequential(nn::ReLU(), nn::Sequential(nn::Linear(3, 4))), nn::Sequential(nn::BatchNorm1d(4), nn::ReLU()));
+    init(net, 1);
+    net(x);
+    REQUIRE(caught.texts().size() == 1);
+    CHECK_THAT(caught.texts()[0], contains("[linear] 0.1.0 (Linear(3 -> 4)): its bias does nothing, since 1.0 (BatchNorm1d(4)) after it"));
   }
   SECTION("other biases: no warning") {
     nn::Sequential net(nn::Linear(3, 4), nn::LayerNorm(4), nn::Linear(4, 4), nn::ReLU(), nn::BatchNorm1d(4), nn::Linear(4, 4, {.bias = false}),

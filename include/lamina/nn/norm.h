@@ -249,8 +249,8 @@ struct NormSpec {
   NormSpec() = default;
   NormSpec(const char* text) : NormSpec(parse(text)) {}         // NOLINT: .norm = "layer"
   NormSpec(const std::string& text) : NormSpec(parse(text)) {}  // NOLINT
-  /// Throws InputError "[norm] unknown 'foo'; expected one of none, layer, batch, ...", with names().
-  static NormSpec parse(const std::string& text);
+  /// Throws InputError "[norm] unknown 'foo'; expected one of none, layer, batch, ...", with `names`, or "[norm] 'prms:2': expected ...".
+  static NormSpec parse(const std::string& text, const std::vector<std::string>& names = NormSpec::names());
   /// Examples of all that parse() takes (any number of groups, any part in (0, 1]).
   static std::vector<std::string> names();
   std::string str() const;

@@ -61,6 +61,8 @@ class Sequential : public Module {
     Layer layer;
   };
   [[noreturn]] void fail_at(size_t index) const;
+  /// A layer, of a nested sequence its last or first one; null for plain functions.
+  Module* outer_layer(size_t index, bool last) const;
   void warn_of_dead_biases();
   friend Sequential MLP(const struct MLPOptions& options);  // whose biases are an option
 
