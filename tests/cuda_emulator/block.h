@@ -9,7 +9,6 @@
 #include <memory>
 #include <optional>
 #include <random>
-#include <source_location>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,7 +19,7 @@
 namespace cuda_emulator {
 
 std::string text(const Dim& d);
-std::string text(const std::source_location& at);  // "file.cu:12"
+std::string text(const Place& at);  // "file.cu:12"
 
 enum class State { unstarted, ready, at_barrier, in_warp_operation, done };
 
@@ -29,7 +28,7 @@ struct Thread {
   State state = State::unstarted;
   Fiber* fiber = nullptr;          // where it runs or waits
   const WarpCall* call = nullptr;  // in_warp_operation: which, on its stack,
-  std::source_location where{};    // at_barrier: where
+  Place where{};                   // at_barrier: where
   Vote vote = Vote::none;
   uint64_t result = 0;
 };
@@ -52,7 +51,7 @@ class Queue {
 class Executor {
  public:
   void run_grid(const std::string& kernel, Dim grid, Dim block, size_t shared_bytes, size_t shared_limit, const std::function<void()>& body);
-  int barrier(Vote vote, int value, std::source_location where);
+  int barrier(Vote vote, int value, Place where);
   uint64_t warp_operation(const WarpCall& call);
 
   Memory* shared(size_t from, size_t bytes, size_t alignment);

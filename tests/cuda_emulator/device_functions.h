@@ -6,7 +6,6 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <source_location>
 #include <type_traits>
 
 #include "cuda_emulator/executor.h"
@@ -16,7 +15,7 @@ using dim3 = cuda_emulator::Dim;
 inline const dim3 &threadIdx = cuda_emulator::thread_index, &blockIdx = cuda_emulator::block_index, &blockDim = cuda_emulator::block_size,
                   &gridDim = cuda_emulator::grid_size;
 
-#define CUDA_EMULATOR_HERE std::source_location where = std::source_location::current()
+#define CUDA_EMULATOR_HERE cuda_emulator::Place where = cuda_emulator::Place::current()
 
 inline void __syncthreads(CUDA_EMULATOR_HERE) { cuda_emulator::barrier(cuda_emulator::Vote::none, 0, where); }
 inline int __syncthreads_or(int value, CUDA_EMULATOR_HERE) { return cuda_emulator::barrier(cuda_emulator::Vote::any, value, where); }
@@ -25,13 +24,13 @@ inline int __syncthreads_count(int value, CUDA_EMULATOR_HERE) { return cuda_emul
 
 namespace cuda_emulator {
 template <class T>
-T shuffle(WarpKind kind, const char* name, unsigned mask, T value, int argument, int width, std::source_location where) {
+T shuffle(WarpKind kind, const char* name, unsigned mask, T value, int argument, int width, Place where) {
   static_assert(std::is_arithmetic_v<T> && (sizeof(T) == 4 || sizeof(T) == 8));
   using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
   const WarpCall call{kind, name, mask, std::bit_cast<Bits>(value), argument, width, where};
   return std::bit_cast<T>(static_cast<Bits>(warp_operation(call)));
 }
-inline uint64_t vote(WarpKind kind, const char* name, unsigned mask, int value, std::source_location where) {
+inline uint64_t vote(WarpKind kind, const char* name, unsigned mask, int value, Place where) {
   return warp_operation({kind, name, mask, static_cast<uint64_t>(value != 0), 0, lanes, where});
 }
 }  // namespace cuda_emulator

@@ -14,7 +14,7 @@
 namespace cuda_emulator {
 
 std::string text(const Dim& d) { return fmt::format("({}, {}, {})", d.x, d.y, d.z); }
-std::string text(const std::source_location& at) {
+std::string text(const Place& at) {
   const std::string_view file = at.file_name();
   return fmt::format("{}:{}", file.substr(file.find_last_of('/') + 1), at.line());
 }

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <source_location>
 #include <string>
 
+#include "cuda_emulator/place.h"
 #include "cuda_emulator/pointer.h"
 
 namespace cuda_emulator {
@@ -36,7 +36,7 @@ int64_t switch_count();
 
 enum class Vote { none, any, all, count };
 /// __syncthreads and its voting kin: what the vote over all threads gives.
-int barrier(Vote vote, int value, std::source_location where);
+int barrier(Vote vote, int value, Place where);
 
 enum class WarpKind { sync, index, up, down, exclusive_or, ballot, any, all };
 struct WarpCall {
@@ -45,7 +45,7 @@ struct WarpCall {
   uint32_t mask = 0;
   uint64_t value = 0;
   int argument = 0, width = lanes;
-  std::source_location where;
+  Place where;
 };
 /// A warp operation: waits for all lanes of the mask, and returns this lane's result.
 uint64_t warp_operation(const WarpCall& call);

@@ -14,7 +14,7 @@ namespace cuda_emulator {
 
 namespace {
 
-bool same_place(const std::source_location& a, const std::source_location& b) {
+bool same_place(const Place& a, const Place& b) {
   if (std::memcmp(&a, &b, sizeof a) == 0) return true;  // usually they are pointers to one text
   if (a.line() != b.line() || a.column() != b.column()) return false;
   return a.file_name() == b.file_name() || std::string_view(a.file_name()) == b.file_name();
@@ -22,7 +22,7 @@ bool same_place(const std::source_location& a, const std::source_location& b) {
 
 }  // namespace
 
-int Executor::barrier(Vote vote, int value, std::source_location where) {
+int Executor::barrier(Vote vote, int value, Place where) {
   Thread& me = current();
   me.where = where;
   me.vote = vote;
@@ -142,7 +142,7 @@ void Executor::report_deadlock() {
   violation(message);
 }
 
-int barrier(Vote vote, int value, std::source_location where) { return executor().barrier(vote, value, where); }
+int barrier(Vote vote, int value, Place where) { return executor().barrier(vote, value, where); }
 uint64_t warp_operation(const WarpCall& call) { return executor().warp_operation(call); }
 
 }  // namespace cuda_emulator
