@@ -96,8 +96,8 @@ TEST_CASE("Warned of: the statistics of training in an evaluation") {
                                       contains("call eval() first (to collect statistics: recompute_population_statistics)"));
   }
   SECTION("eval() was forgotten after loading") {
-    nn::Sequential loaded(nn::Linear(3, 4, {.bias = false}), nn::BatchNorm1d(4), nn::ReLU(), nn::BatchNorm1d(4));
     nn::Sequential other(nn::Linear(3, 4, {.bias = false}), nn::BatchNorm1d(4), nn::ReLU(), nn::BatchNorm1d(4));
+    nn::Sequential loaded = on_device(nn::Sequential(other));
     init(other, 1);
     loaded.load_state_dict(other.state_dict());
     const NoGrad guard;
