@@ -130,10 +130,7 @@ data::Dataset read_images(const Options& options, const fs::path& dir, data::Spl
   return options.dataset == "cifar10" ? data::cifar10(dir, split) : data::mnist(dir, split);
 }
 
-fs::path data_dir(const Options& options) {
-  if (!options.data.empty()) return options.data;
-  return options.dataset == "cifar10" ? data::cifar10_dir() : data::mnist_dir(options.dataset);
-}
+fs::path data_dir(const Options& options) { return options.data.empty() ? data::dataset_dir(options.dataset) : fs::path(options.data); }
 
 }  // namespace
 

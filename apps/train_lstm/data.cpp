@@ -102,7 +102,7 @@ struct Images {
   data::Dataset train, validation, test;
 };
 
-fs::path image_dir(const Options& o) { return o.data.empty() ? data::mnist_dir() : fs::path(o.data); }
+fs::path image_dir(const Options& o) { return o.data.empty() ? data::dataset_dir() : fs::path(o.data); }
 
 // A task with all that it refers to; the loader comes first, for the task is made with it.
 struct ImageLoader {

@@ -66,6 +66,4 @@ Dataset cifar10(const fs::path& dir, Split split) {
   return split == Split::validation ? all.slice(0, validation_size) : all.slice(validation_size, all.size());
 }
 
-fs::path cifar10_dir() { return mnist_dir("cifar10"); }
-
 }  // namespace lamina::data

@@ -55,7 +55,7 @@ Dataset mnist(const fs::path& dir, Split split) {
   return split == Split::validation ? all.slice(0, validation_size) : all.slice(validation_size, all.size());
 }
 
-fs::path mnist_dir(std::string_view name) {
+fs::path dataset_dir(std::string_view name) {
   std::vector<std::string> tried;
   const auto found = [&](const fs::path& data) {
     const fs::path dir = data / name;

@@ -97,14 +97,3 @@ TEST_CASE("CIFAR-10: what is wrong with the files is said in one line that names
     CHECK_THROWS_WITH(data::cifar10(dir.path(), Split::validation), contains("expected more than 5000 training images") && contains("got 10"));
   }
 }
-
-TEST_CASE("CIFAR-10: where it is looked for") {
-  const TempDir dir;
-  const char* before = std::getenv("LAMINA_DATA");
-  const std::string kept = before ? before : "";
-  setenv("LAMINA_DATA", dir.path().c_str(), 1);
-  CHECK_THROWS_WITH(data::cifar10_dir(), contains((dir / "cifar10").string()) && contains("scripts/fetch_data.sh cifar10 gets it"));
-  std::filesystem::create_directories(dir / "cifar10");
-  CHECK(data::cifar10_dir() == dir / "cifar10");
-  before ? setenv("LAMINA_DATA", kept.c_str(), 1) : unsetenv("LAMINA_DATA");
-}

@@ -150,17 +150,17 @@ TEST_CASE("mnist: empty sets, other image sizes, and too few training images to 
   CHECK(data::mnist(dir.path(), Split::train_full).size() == 5000);
 }
 
-TEST_CASE("mnist_dir: LAMINA_DATA decides where it is set, else the data that comes with lamina") {
+TEST_CASE("dataset_dir: LAMINA_DATA decides where it is set, else the data that comes with lamina") {
   const TempDir dir;
   std::filesystem::create_directory(dir / "mnist");
   {
     const Environment environment(dir.path().string());
-    CHECK(data::mnist_dir() == dir / "mnist");
-    CHECK_THROWS_WITH(data::mnist_dir("fashion"),
+    CHECK(data::dataset_dir() == dir / "mnist");
+    CHECK_THROWS_WITH(data::dataset_dir("fashion"),
                       "[fashion] found no directory " + (dir / "fashion").string() +
                           " (set LAMINA_DATA to the directory that holds fashion; scripts/fetch_data.sh fashion gets it)");
   }
   const Environment environment("");
-  CHECK(data::mnist_dir() == std::filesystem::path(LAMINA_SOURCE_DIR) / "data/mnist");
-  CHECK_THROWS_WITH(data::mnist_dir("no-such-set"), contains("data/no-such-set or ") && contains("share/lamina/no-such-set"));
+  CHECK(data::dataset_dir() == std::filesystem::path(LAMINA_SOURCE_DIR) / "data/mnist");
+  CHECK_THROWS_WITH(data::dataset_dir("no-such-set"), contains("data/no-such-set or ") && contains("share/lamina/no-such-set"));
 }

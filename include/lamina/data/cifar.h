@@ -13,7 +13,4 @@ namespace lamina::data {
 /// InputError, naming the file, for files that are missing, empty or cut short, and for a label above 9, with its position.
 Dataset cifar10(const std::filesystem::path& dir, Split split);
 
-/// The directory "cifar10" of the data directory; see mnist_dir(). Throws InputError when there is none.
-std::filesystem::path cifar10_dir();
-
 }  // namespace lamina::data

@@ -39,9 +39,9 @@ inline constexpr int64_t validation_size = 5000;
 /// and for a label above 9, with its position.
 Dataset mnist(const std::filesystem::path& dir, Split split);
 
-/// The directory "mnist" (or "fashion") of the data directory: $LAMINA_DATA if that is set, else data/ in lamina's source tree, else
+/// The directory "mnist" (or "fashion", "cifar10") of the data directory: $LAMINA_DATA if that is set, else data/ in lamina's source tree, else
 /// share/lamina under the install prefix, else share/lamina beside the folder of the running program. Throws InputError naming the places looked at
 /// when there is none.
-std::filesystem::path mnist_dir(std::string_view name = "mnist");
+std::filesystem::path dataset_dir(std::string_view name = "mnist");
 
 }  // namespace lamina::data
