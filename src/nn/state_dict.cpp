@@ -148,7 +148,9 @@ StateDict Module::state_dict() {
 
 void Module::load_state_dict(const StateDict& state) {
   Loader(*this, state).run();
-  for (const auto& [path, module] : modules()) module->path_ = path;
+  // For messages; what is part of a larger module keeps its place in that.
+  for (const auto& [path, module] : modules())
+    if (module->path_.empty()) module->path_ = path;
 }
 
 }  // namespace lamina::nn
