@@ -4,7 +4,7 @@
 # mnist is part of the repository, so it is only checked. fashion comes from the Debian package dataset-fashion-mnist, or, where that is not to be had,
 # from the authors' repository (FASHION_MNIST_URL: another address). cifar10 comes from its author's page (CIFAR10_URL: another address of
 # cifar-10-binary.tar.gz, 162 MB). shakespeare is one text of 1.1 MB, data/shakespeare/tinyshakespeare.txt, from the repository of char-rnn
-# (SHAKESPEARE_URL: another address). Nothing is fetched when the files are there and right.
+# (SHAKESPEARE_URL: another address). Nothing is fetched when the files are there and right, and what is fetched takes their place when it is right.
 # Exit code 2: unknown name; 1: files missing or damaged.
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -51,6 +51,21 @@ done_if_right() {
   exit 0
 }
 
+# A folder for what is fetched; take: moves it to its place, if it is right.
+fetched=$folder/fetched.partial
+trap 'rm -rf "$fetched"' EXIT
+take() {
+  local wrong
+  wrong=$(check "$fetched" | xargs)
+  if [[ -z $wrong ]]; then
+    rm -f "$fetched/archive"
+    mv "$fetched"/* "$folder"/
+  fi
+  [[ -z $wrong ]] || die "wrong SHA-256 after fetching: $wrong; $folder is as it was"
+  done_if_right
+  die "damaged or missing in $folder: $(check "$folder" | xargs)"
+}
+
 done_if_right
 if [[ $name == mnist ]]; then
   die "damaged or missing in $folder: $(check "$folder" | xargs); get them back with: git checkout -- $folder"
@@ -59,41 +74,35 @@ fi
 if [[ $name == cifar10 ]]; then
   command -v curl >/dev/null || die "curl is not here; install it, or put the files of cifar-10-binary.tar.gz into $folder"
   url=${CIFAR10_URL:-https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz}
-  mkdir -p "$folder"
+  mkdir -p "$fetched"
   say "fetching $url"
-  curl --fail --silent --show-error --location --retry 3 --output "$folder/fetched.partial" "$url" || die "could not fetch $url"
-  tar -xzf "$folder/fetched.partial" -C "$folder" --strip-components=1 --wildcards '*.bin' || die "$url: not the archive that was expected"
-  rm "$folder/fetched.partial"
-  done_if_right
-  die "wrong SHA-256 after fetching: $(check "$folder" | xargs) in $folder"
+  curl --fail --silent --show-error --location --retry 3 --output "$fetched/archive" "$url" || die "could not fetch $url"
+  tar -xzf "$fetched/archive" -C "$fetched" --strip-components=1 --wildcards '*.bin' || die "$url: not the archive that was expected"
+  take
 fi
 
 if [[ $name == shakespeare ]]; then
   command -v curl >/dev/null || die "curl is not here; install it, or put the text into $folder/tinyshakespeare.txt"
   url=${SHAKESPEARE_URL:-https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt}
-  mkdir -p "$folder"
+  mkdir -p "$fetched"
   say "fetching $url"
-  curl --fail --silent --show-error --location --retry 3 --output "$folder/tinyshakespeare.txt.partial" "$url" || die "could not fetch $url"
-  mv "$folder/tinyshakespeare.txt.partial" "$folder/tinyshakespeare.txt"
-  done_if_right
-  die "wrong SHA-256 after fetching: $(check "$folder" | xargs) in $folder"
+  curl --fail --silent --show-error --location --retry 3 --output "$fetched/tinyshakespeare.txt" "$url" || die "could not fetch $url"
+  take
 fi
 
 package_folder=/usr/share/datasets/fashion-mnist
 if [[ ! -d $package_folder ]]; then
   scripts/install_deps.sh --group fashion || say "no Debian package; trying the authors' repository"
 fi
-mkdir -p "$folder"
+mkdir -p "$fetched"
 if [[ -d $package_folder ]]; then
-  cp "$package_folder"/*-ubyte.gz "$folder"/
-  done_if_right
+  cp "$package_folder"/*-ubyte.gz "$fetched"/
+  [[ -n $(check "$fetched") ]] || take
 fi
 url=${FASHION_MNIST_URL:-https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion}
 command -v curl >/dev/null || die "neither the package dataset-fashion-mnist nor curl is here; install one of them"
-for file in $(check "$folder"); do
+for file in $(check "$fetched"); do
   say "fetching $url/$file"
-  curl --fail --silent --show-error --location --retry 3 --output "$folder/$file.partial" "$url/$file" || die "could not fetch $url/$file"
-  mv "$folder/$file.partial" "$folder/$file"
+  curl --fail --silent --show-error --location --retry 3 --output "$fetched/$file" "$url/$file" || die "could not fetch $url/$file"
 done
-done_if_right
-die "wrong SHA-256 after fetching: $(check "$folder" | xargs) in $folder"
+take

@@ -10,7 +10,9 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <memory>
 #include <new>
+#include <sstream>
 
 #include <fcntl.h>
 #include <sys/auxv.h>
@@ -38,6 +40,23 @@ std::string reworded(const CLI::ParseError& error) {
   if (message.starts_with(extras)) return "--config: unknown key '" + message.substr(extras.size()) + "' in the file";
   return message;
 }
+
+// CLI11 takes sections for subcommands, of which there are none, and passes over some lines that say nothing.
+class OptionsFile : public CLI::ConfigTOML {
+ public:
+  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    std::string text;
+    int number = 0;
+    for (std::string line; std::getline(input, line); text += line + '\n') {
+      ++number;
+      const std::string_view from = std::string_view(line).substr(std::min(line.find_first_not_of(" \t\r"), line.size()));
+      if (from.starts_with('[') || from.starts_with('='))
+        throw CLI::ConfigError(fmt::format("--config: line {}: expected 'name = value', got '{}'", number, from), CLI::ExitCodes::ConfigError);
+    }
+    std::istringstream checked(text);
+    return CLI::ConfigTOML::from_config(checked);
+  }
+};
 
 // What is opened in place of a closed stream refuses what the stream is for, so that lost output is noticed.
 void occupy_standard_streams() {
@@ -121,6 +140,7 @@ bool parse(CLI::App& app, int argc, char** argv) {
 void set_up(CLI::App& app) {
   app.option_defaults()->always_capture_default();
   app.set_config("--config", "", "Read options from this TOML file (name = value, names as here without the dashes)")->type_name("FILE");
+  app.config_formatter(std::make_shared<OptionsFile>());
   app.allow_config_extras(CLI::config_extras_mode::error);
   app.get_formatter()->column_width(34);
 }

@@ -88,8 +88,7 @@ Tensor extreme(const char* op, Reduction reduction, const Tensor& x, const Axes&
 
   return autograd::record(op, {x}, y, autograd::save({x, y}), [r](Backward& b) {
     const Tensor& x = b.saved(0);
-    const Tensor extreme = detail::view(b.saved(1), r.kept);
-    const Tensor chosen = maximum(eq(x, extreme), ne(x, x) * ne(extreme, extreme));  // NaN equals nothing, and wins
+    const Tensor chosen = maximum(eq(x, detail::view(b.saved(1), r.kept)), ne(x, x));  // NaN wins, and equals nothing
     const Tensor ties = sum_to(chosen.cast(x.dtype()), r.kept);
     const Tensor zero = Tensor::scalar(0.0, x.dtype(), x.device());
     b.give(0, where(chosen, detail::view(b.dy(), r.kept) / ties, zero));

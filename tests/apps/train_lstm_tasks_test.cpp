@@ -358,4 +358,8 @@ TEST_CASE("help shows every default and the tasks; a config file is read", "[app
   check_refused(run({"--config", (work / "bad.toml").string()}), "--hidden: expected at least 1, got 0");
   put(work / "bad.toml", "learning-rate = 1\n");
   check_refused(run({"--config", (work / "bad.toml").string()}), "--config: unknown key 'learning-rate' in the file");
+  for (const char* line : {"[", "=8", "[rows]"}) {
+    put(work / "bad.toml", std::string("hidden = 8\n  ") + line + "\nseed = 2\n");
+    check_refused(run({"--config", (work / "bad.toml").string()}), std::string("--config: line 2: expected 'name = value', got '") + line + "'");
+  }
 }
